@@ -11,10 +11,7 @@ import pytest
 from PIL import Image
 from typed import run as dear
 
-COMMANDS = [
-    *("demo", "zeroshot", "adapt", "evaluate", "predict", "retrieve", "bench", "ablate", "export", "report"),
-    *("choose", "studio", "pretrain", "mini", "backbones", "methods", "cache", "roles", "data"),
-]
+from dear.cli import COMMANDS, HIDDEN, PANELS
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +46,9 @@ def test_help_lists_every_command_and_needs_no_torch() -> None:
     code += "atexit.register(lambda: print('torch' in sys.modules))\nmain()"
     done = subprocess.run([sys.executable, "-c", code, "--help"], check=True, capture_output=True, text=True)
     assert done.stdout.endswith("False\n")
-    for name in COMMANDS:
-        assert name in done.stdout
+    for panel, commands in PANELS.items():
+        for name in (panel, *commands):
+            assert (f" {name} " in done.stdout) == (panel != HIDDEN), name
 
 
 @pytest.mark.parametrize("name", [c for c in COMMANDS if c not in ("roles", "data")])

@@ -1,4 +1,4 @@
-"""The command line: one module per command group; each parses, calls and prints."""
+"""The command line: one module per command group; each parses, calls one public function, and prints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any
@@ -15,33 +15,32 @@ import typer
 from typer import Option
 from typer.core import TyperGroup
 
-#: Modules and their commands, in the order of `dear --help`.
-COMMANDS = {
-    "demo": ("demo",),
-    "zeroshot": ("zeroshot",),
-    "roles": ("roles",),
-    "choose": ("choose",),
-    "adapt": ("adapt",),
-    "audit": ("audit", "repair"),
-    "evaluate": ("evaluate",),
-    "predict": ("predict",),
-    "explain": ("explain",),
-    "retrieve": ("retrieve",),
-    "embed": ("embed",),
-    "bench": ("bench", "ablate"),
-    "export": ("export",),
-    "report": ("report",),
-    "studio": ("studio",),
-    "serve": ("serve",),
-    "pretrain": ("pretrain", "mini"),
-    "backbones": ("backbones",),
-    "methods": ("methods",),
-    "data": ("data",),
-    "cache": ("cache",),
-    "drift": ("drift",),
-    "share": ("push", "pull", "bundle"),
-    "speed": ("speed",),
+HIDDEN = "Hidden"  #: panel of commands that `dear --help` does not list
+#: Panels of `dear --help`, in order: command -> module of `dear.cli`.
+PANELS: dict[str, dict[str, str]] = {
+    "Start": {
+        "demo": "demo",
+        "zeroshot": "zeroshot",
+        "data": "data",
+        "backbones": "backbones",
+        "methods": "methods",
+    },
+    "Train": {"choose": "choose", "adapt": "adapt"},
+    "Answer": {"predict": "predict", "evaluate": "evaluate", "report": "report", "embed": "embed"},
+    "Find problems": {"audit": "audit", "repair": "audit", "drift": "drift"},
+    "Heads": {"explain": "explain", "retrieve": "retrieve", "roles": "roles"},
+    "Research": {"bench": "bench", "ablate": "bench"},
+    "Serve": {
+        "studio": "studio",
+        "serve": "serve",
+        "export": "export",
+        "push": "share",
+        "pull": "share",
+        "bundle": "share",
+    },
+    HIDDEN: {"speed": "speed", "mini": "pretrain", "pretrain": "pretrain", "cache": "cache"},
 }
+COMMANDS = {command: module for commands in PANELS.values() for command, module in commands.items()}
 
 
 def main() -> None:
@@ -51,36 +50,34 @@ def main() -> None:
         from dear.errors import DearError
         from dear.utils.text import shown
 
-        known = {command for commands in COMMANDS.values() for command in commands}
-        first = sys.argv[1] if len(sys.argv) > 1 else ""
-        app = build_app(first if first in known else None)
-        _show_notes()
+        first = sys.argv[1] if len(sys.argv) > 1 else "--help"
+        app = build_app(first if first in COMMANDS else None, summary=first in ("-h", "--help"))
+        _print_log()
         try:
             app()
         except DearError as error:
             print(f"dear: {shown(sentence(error))}", file=sys.stderr)
             sys.exit(error.status)
-        except SystemExit as end:
-            if "dear.cli.torch_start" in sys.modules:
-                from dear.cli.torch_start import exit_early
-
-                exit_early(end.code)
-            raise
-    except KeyboardInterrupt:  # while the modules are read, or a second one
-        print("dear: stopped by you", file=sys.stderr)
+    except KeyboardInterrupt:  # during imports, or a second one
+        print("dear: interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader went away: nothing to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: stay quiet
         sys.exit(0)
 
 
 @cache
-def build_app(only: str | None = None) -> typer.Typer:
-    """The `dear` command: its options and its subcommands, or `only` one of them, which takes less time."""
+def build_app(only: str | None = None, summary: bool = False) -> typer.Typer:
+    """The `dear` command with its subcommands.
+
+    Args:
+        only: a single subcommand, which takes less time than all.
+        summary: names and docstrings of the subcommands without their options, for `dear --help`.
+    """
     app = typer.Typer(
         name="dear",
         cls=Commands,
-        help="Adapt CLIP-like models head by head: what each head does, few images, no shortcuts.",
+        help="Adapt CLIP-like models to your images, and see what each attention head does.",
         epilog="Start with `dear demo`; it needs no weights, no data and no network.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -88,53 +85,55 @@ def build_app(only: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    for name, commands in COMMANDS.items():
-        wanted = [command for command in commands if only in (None, command)]
-        if not wanted:
-            continue
-        module = importlib.import_module(f"dear.cli.{name}")
-        for command in wanted:
+    for panel, commands in PANELS.items():
+        look: dict[str, Any] = {"rich_help_panel": panel, "hidden": panel == HIDDEN}
+        for command in commands:
+            if only not in (None, command):
+                continue
+            module = importlib.import_module(f"dear.cli.{commands[command]}")
             if hasattr(module, "group"):
-                app.add_typer(module.group, name=command)
+                app.add_typer(module.group, name=command, **look)
             else:
-                app.command(command)(getattr(module, command))
+                function = getattr(module, command)
+                app.command(command, **look)(_without_options(function) if summary else function)
     return app
 
 
+def _without_options(function: Callable[..., None]) -> Callable[[], None]:
+    """A command that only has the docstring: reading the options of all commands takes 0.2 s."""
+
+    def command() -> None:
+        pass
+
+    command.__doc__ = function.__doc__
+    return command
+
+
 class Commands(TyperGroup):
-    """The commands; Ctrl-C ends any of them with a message."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command by name, with the options that all computing commands have."""
-        from dear.cli.threads import add_threads
-
-        found = super().get_command(ctx, cmd_name)
-        if found is not None:
-            add_threads(found)
-        return found
+    """The group of all commands; Ctrl-C and lack of memory end any of them with a message."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        """Read the command line."""
-        with _errors_as_sentences():
+        """Parse the command line."""
+        with _errors_as_messages():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        with _errors_as_sentences():
+        with _errors_as_messages():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _errors_as_sentences() -> Iterator[None]:
-    """Ctrl-C and missing memory become errors with a message; typer by itself would print nothing."""
+def _errors_as_messages() -> Iterator[None]:
+    """Turn Ctrl-C and lack of memory into errors with a message; typer alone would print nothing."""
     from dear.errors import Interrupted, OutOfMemory, ran_out
 
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted("stopped by you") from None
+        raise Interrupted("interrupted") from None
     except (RuntimeError, MemoryError) as error:
-        if "torch" not in sys.modules or not ran_out(error):  # typer leaves by a RuntimeError, too
+        if "torch" not in sys.modules or not ran_out(error):  # typer exits by a RuntimeError, too
             raise
         raise OutOfMemory("out of memory; use a smaller batch, a smaller backbone or --device cpu") from error
 
@@ -149,14 +148,14 @@ def _version(value: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
 
 
-def _show_notes() -> None:
-    """Print what the library's logger says, notes included, on standard error."""
+def _print_log() -> None:
+    """Print the messages of the library's logger, notes included, on standard error."""
     from dear.utils.text import shown
 
     class Printed(logging.Handler):

@@ -66,6 +66,7 @@ def adapt(
     check: Annotated[bool, Option(help="Measure accuracy on held-out images at the end.")] = True,
     tensorboard: opt.TensorBoard = None,
     device: opt.Device = "auto",
+    threads: opt.Threads = None,
     as_json: opt.Json = False,
 ) -> None:
     """Adapt a backbone to images, a few per class, and leave the result in a run folder.

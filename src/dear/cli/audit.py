@@ -41,6 +41,7 @@ def audit(
     template: opt.Template = None,
     backbone: opt.OwnBackbone = None,
     device: opt.Device = "auto",
+    threads: opt.Threads = None,
     as_json: opt.Json = False,
 ) -> None:
     """Find shortcuts: classes that stand out by their images, and concepts that go with the labels.
@@ -179,6 +180,7 @@ def repair(
     ] = True,
     backbone: opt.OwnBackbone = None,
     device: opt.Device = "auto",
+    threads: opt.Threads = None,
     as_json: opt.Json = False,
 ) -> None:
     """Train a run again, on the same images and in the same way, with a concept or a property removed.

@@ -35,6 +35,7 @@ def choose(
     data_root: opt.DataRoot = None,
     template: opt.Template = None,
     device: opt.Device = "auto",
+    threads: opt.Threads = None,
     as_json: opt.Json = False,
 ) -> None:
     """Compare methods on your own images by cross-validation, and recommend one.

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from dear.cli.options import DataRoot, Device, Json, device_named
+from dear.cli.options import DataRoot, Device, Json, Threads, device_named
 from dear.cli.printing import echo, print_json, say, stages
 from dear.errors import UsageError
 
@@ -43,6 +43,7 @@ def check(
         Option("--out", "-o", help="Suspected labels as a .html page to correct them on, or a .csv list."),
     ] = None,
     device: Device = "auto",
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Say what of a dataset is there, what is missing, and where the field gets it.

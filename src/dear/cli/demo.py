@@ -7,12 +7,14 @@ from typing import Annotated
 
 from typer import Option
 
+from dear.cli.options import Threads
 from dear.cli.printing import echo
 
 
 def demo(
     out: Annotated[Path, Option("--out", "-o", help="Folder for the results and the page.")] = Path("demo"),
     quick: Annotated[bool, Option("--quick", help="One task, fewer images and epochs.")] = False,
+    threads: Threads = None,
 ) -> None:
     """See what the package does: a page about heads, adaptation, shortcuts, focus; minutes on two cores.
 

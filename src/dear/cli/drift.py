@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument
 
-from dear.cli.options import Device, Json, OwnBackbone, Run
+from dear.cli.options import Device, Json, OwnBackbone, Run, Threads
 from dear.cli.printing import echo, print_json, stages
 
 
@@ -15,6 +15,7 @@ def drift(
     images: Annotated[list[str], Argument(help="New images: files, folders or patterns; no labels.")],
     backbone: OwnBackbone = None,
     device: Device = "auto",
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Say whether new images still look like the training images of a run.

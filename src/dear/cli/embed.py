@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import AS_RUN, Device, OwnBackbone, device_named
+from dear.cli.options import AS_RUN, Device, OwnBackbone, Threads, device_named
 from dear.cli.printing import say, stages
 from dear.errors import UsageError
 
@@ -23,6 +23,7 @@ def embed(
     engine: Annotated[str, Option(help="local, or ray for a cluster.")] = "local",
     workers: Annotated[int, Option(min=1, help="Processes of the ray engine.")] = 2,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Image features of a folder or table of any size, as Parquet; with --run, the run's answers.
 

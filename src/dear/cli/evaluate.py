@@ -25,6 +25,7 @@ def evaluate(
     reject_share: Annotated[float, Option(help="Share of known images that --unknown may refuse.")] = 0.05,
     backbone: opt.OwnBackbone = None,
     device: opt.Device = "auto",
+    threads: opt.Threads = None,
     as_json: opt.Json = False,
 ) -> None:
     """Accuracy of a run on labeled images, overall and for each class; classes may be new ones.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from dear.cli.options import DataRoot, Device, Json, Mode, OwnBackbone, Roles, Run, device_named
+from dear.cli.options import DataRoot, Device, Json, Mode, OwnBackbone, Roles, Run, Threads, device_named
 from dear.cli.printing import echo, print_json, say, stages
 from dear.errors import UsageError
 
@@ -36,6 +36,7 @@ def explain(
     data_root: DataRoot = None,
     backbone: OwnBackbone = None,
     device: Device = "auto",
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Say why: the score of an answer as a sum over heads and patches, and the answer without a role.

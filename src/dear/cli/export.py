@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import Classes, ClassesFile, Json, OwnBackbone, Run, read_class_list
+from dear.cli.options import Classes, ClassesFile, Json, OwnBackbone, Run, Threads, read_class_list
 from dear.cli.printing import print_json, say
 from dear.errors import UsageError
 
@@ -24,6 +24,7 @@ def export(
     classes: Classes = None,
     classes_file: ClassesFile = None,
     backbone: OwnBackbone = None,
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Write an adapted model as one ONNX file, or folded into a plain CLIP.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from typer import Argument, Option
 
 from dear.cli.printing import say
 from dear.errors import UsageError
+from dear.utils.parallel import cpu_limit
 
 if TYPE_CHECKING:
     from dear.shortcuts.without import Without
@@ -24,6 +26,24 @@ def run_folder(source: str) -> Path:
     from dear.tasks.share.transfer import local_run
 
     return local_run(source)
+
+
+def set_threads(value: int | None) -> int | None:
+    """Set the CPU threads of PyTorch, whether it is imported already or later; the value of `--threads`.
+
+    Without the option PyTorch takes every core, or what the CPU limit of the container allows. The number
+    does not follow the load of the machine: it decides how sums are rounded, and the same command should
+    return the same bits.
+    """
+    limit = cpu_limit() if value is None else value
+    if limit is None:
+        return value
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # for a PyTorch that is not imported yet
+        if value is not None or name not in os.environ:
+            os.environ[name] = str(limit)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(limit)
+    return value
 
 
 #: of an argument or option that names a run
@@ -57,6 +77,16 @@ AllowOtherRoles = Annotated[
 ]
 Mode = Annotated[str | None, Option(help="fused or decoupled (DeAR); the method's usual mode if left out.")]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")]
+Threads = Annotated[
+    int | None,
+    Option(
+        "--threads",
+        min=1,
+        callback=set_threads,
+        show_default=False,
+        help="CPU threads (default: all cores, or the CPU limit of the container).",
+    ),
+]
 TensorBoard = Annotated[str | None, Option(help="Also log to this folder for `tensorboard --logdir`.")]
 RunOut = Annotated[Path, Option("--out", "-o", help="The run folder to write.")]
 PageOut = Annotated[Path, Option("--out", "-o", help="The page to write.")]

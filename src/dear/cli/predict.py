@@ -18,10 +18,10 @@ from dear.cli.options import (
     Mode,
     OwnBackbone,
     Template,
+    Threads,
     read_class_list,
 )
 from dear.cli.printing import echo, print_json, say, stages
-from dear.cli.torch_start import import_torch
 from dear.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def predict(
     onnx: Annotated[Path | None, Option(help="An exported model instead of a run folder.")] = None,
     backbone: OwnBackbone = None,
     device: Device = "auto",
+    threads: Threads = None,
     unreadable: Annotated[str, Option(help="Images that cannot be read: skip and report, or stop.")] = "skip",
     csv: Annotated[Path | None, Option(help="Write a table to this file: one row per image.")] = None,
     jsonl: Annotated[
@@ -100,7 +101,6 @@ def predict(
     else:
         if run is None or not words:
             raise UsageError("name a run folder and at least one image: dear predict run a.jpg")
-        import_torch()
         from dear.runs.class_lists import resolve_classes
         from dear.runs.model import Model
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import Device, Json, device_named
+from dear.cli.options import Device, Json, Threads, device_named
 from dear.cli.printing import echo, print_json, say
 from dear.errors import UsageError
 
@@ -18,6 +18,7 @@ def pretrain(
     batch: Annotated[int | None, Option(help="Images per step.")] = None,
     seed: Annotated[int, Option(help="Of weights, images and captions.")] = 1,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Train the mini backbone from nothing on the attribute world (a GPU job of minutes).
 
@@ -68,6 +69,7 @@ def mini(
     ] = None,
     roles: Annotated[Path | None, Option(help="Also write its role map to this file.")] = None,
     device: Device = "auto",
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Measure what the embedded backbone knows on compositions that its training never showed.

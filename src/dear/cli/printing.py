@@ -141,4 +141,4 @@ def stoppable(more: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(f"stopped by you{more()}") from None
+        raise Interrupted(f"interrupted{more()}") from None

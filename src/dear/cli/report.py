@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import DataRoot, Device, OwnBackbone, PageOut, Run, device_named
+from dear.cli.options import DataRoot, Device, OwnBackbone, PageOut, Run, Threads, device_named
 from dear.cli.printing import say, stages
 
 
@@ -22,6 +22,7 @@ def report(
     mode: Annotated[str | None, Option(help="The mode to report on, such as fused.")] = None,
     backbone: OwnBackbone = None,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Write one page about an adapted model.
 

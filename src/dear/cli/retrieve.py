@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from dear.cli.options import AS_RUN, DataRoot, Device, Json, Roles, device_named
+from dear.cli.options import AS_RUN, DataRoot, Device, Json, Roles, Threads, device_named
 from dear.cli.printing import echo, print_json, say, stages
 from dear.errors import UsageError
 
@@ -45,6 +45,7 @@ def retrieve(
     ] = None,
     data_root: DataRoot = None,
     device: Device = "auto",
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Find the images that are most like a query in one attribute; the query itself is left out.

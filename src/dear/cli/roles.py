@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from dear.cli.options import Backbone, DataRoot, Device, Json, PageOut, Split, device_named
+from dear.cli.options import Backbone, DataRoot, Device, Json, PageOut, Split, Threads, device_named
 from dear.cli.printing import echo, print_json, print_table, say, stages, stoppable
 from dear.errors import DearError, UsageError
 
@@ -42,6 +42,7 @@ def discover(
     sentences: Annotated[str | None, Option(help="A sentence-transformers model or folder.")] = None,
     batch: Annotated[int, Option(help="Images at once.")] = 64,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Find the role of every head of the last layers, for this checkpoint.
 
@@ -146,6 +147,7 @@ def report(
         bool, Option("--allow-other-roles", help="Show a role map that was made on other weights.")
     ] = False,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Write one page about the heads; with images it shows what activates each head and where it looks.
 

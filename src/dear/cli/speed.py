@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import Device, Json, device_named
+from dear.cli.options import Device, Json, Threads, device_named
 from dear.cli.printing import echo, print_json, print_table, say
 from dear.utils.text import duration
 
@@ -20,6 +20,7 @@ _TITLES = {
 
 def speed(
     device: Device = "auto",
+    threads: Threads = None,
     shape: Annotated[str, Option(help="A model's shape: ViT-B-16, ViT-B-32 …")] = "ViT-B-16",
     method: Annotated[str, Option("--method", "-m", help="The method that is trained.")] = "dear",
     classes: Annotated[int, Option(help="Number of classes.")] = 10,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from dear.cli.options import Device, device_named
+from dear.cli.options import Device, Threads, device_named
 from dear.cli.printing import say
 from dear.errors import UsageError
 
@@ -31,6 +31,7 @@ def studio(
         str | None, Option(help="Also ask a running service: http://HOST:PORT/v1/models/NAME.")
     ] = None,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Open the studio: look at heads, classify, retrieve, train and compare in the browser.
 

@@ -27,6 +27,7 @@ def zeroshot(
     roles: Annotated[str | None, Option(help="Role map of the backbone, for removal by heads.")] = None,
     unreadable: opt.Unreadable = "stop",
     device: opt.Device = "auto",
+    threads: opt.Threads = None,
     as_json: opt.Json = False,
 ) -> None:
     """Accuracy of the frozen model, overall and for each class.

@@ -6,10 +6,12 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 from dear.errors import OutOfMemory, ran_out
 
+CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 MOST_THREADS = 12  #: that work side by side
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -45,11 +47,26 @@ def threaded(function: Callable[[Item], Result], items: Sequence[Item]) -> list[
 
 
 def usable_cores() -> int:
-    """The processors that this process may run on."""
+    """Cores that this process may use: those of its affinity mask, within the CPU limit of its container."""
     try:
-        return len(os.sched_getaffinity(0))
+        cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS or Windows
-        return os.cpu_count() or 1
+        cores = os.cpu_count() or 1
+    return min(cores, cpu_limit() or cores)
+
+
+def cpu_limit(path: Path = CGROUP_CPU) -> int | None:
+    """Cores that the container (cgroup v2) may use, at least 1; None: no limit below the machine's cores.
+
+    >>> cpu_limit(Path("no such file")) is None
+    True
+    """
+    try:
+        quota, period = path.read_text().split()[:2]
+        cores = max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return None
+    return cores if cores < (os.cpu_count() or 1) else None
 
 
 def in_batches(work: Callable[[range], Result], count: int, batch: int) -> Iterator[tuple[range, Result]]:
