@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 
+from dear.data.duplicates import difference_hash
 from dear.data.images import ListedImages
 from dear.errors import UsageError
 from dear.shortcuts.edits import recompressed
@@ -14,7 +15,6 @@ from dear.shortcuts.files import file_facts
 from dear.shortcuts.properties import (
     PROPERTIES,
     blockiness,
-    difference_hash,
     measure,
     properties_of,
     property_place,
@@ -64,7 +64,7 @@ def test_measured_sets(photos: ListedImages) -> None:
     assert measured.values.shape == (2, len(PROPERTIES))
     assert np.allclose(measured.values[1], properties_of(photos.image(5)))
     assert measured.small.shape == (2, 32, 32, 3)
-    assert int(measured.hashes[0]) == difference_hash(photos.image(3))
+    assert int(measured.hashes[0, 0]) == difference_hash(photos.image(3))
     assert measured.files == (None, None)
     assert done[-1] == (2, 2)
 

@@ -17,7 +17,6 @@ from dear.errors import UsageError
 from dear.images import views as image_file
 from dear.methods import METHODS, build_method, find_method
 from dear.runs.feature_cache import FeatureCache
-from dear.runs.feature_store import FeatureStore
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.tasks.adapt import adapt
@@ -26,6 +25,7 @@ from dear.tasks.retrieve import gallery_features
 from dear.train.feed import Feed
 from dear.train.frozen import views_for
 from dear.train.run import train
+from dear.utils.feature_store import FeatureStore
 
 CLIP = tiny_clip(dtype=torch.float32)
 

@@ -3,6 +3,7 @@
 `reference.safetensors` of a run folder holds unit features in half precision, at most `PER_CLASS` images per
 class and `MOST` in all; 16 images of 10 classes on ViT-B/16 are 164 kB. How near an image is to the training
 images is its mean cosine with the `NEIGHBORS` nearest of them; for a training image, with the nearest others.
+Of copies of an image one is kept: copies are no neighbors of each other.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear.data.folds import Places, equal_rows
 from dear.errors import RunError
 from dear.utils.files import read_safetensors, require_finite, write_safetensors
 
@@ -35,9 +38,12 @@ class Reference:
     labels: Tensor
 
     @classmethod
-    def of(cls, features: Tensor, labels: Tensor, seed: int = 1) -> Reference:
-        """Some images of each class, drawn at random where there are many."""
-        rows = drawn(labels, seed)
+    def of(cls, features: Tensor, labels: Tensor, seed: int = 1, units: Places | None = None) -> Reference:
+        """Some images of each class, drawn at random where there are many.
+
+        `units` [n]: copies of an image have the same; None: images with equal features are copies.
+        """
+        rows = drawn(labels, equal_rows(features) if units is None else units, seed)
         return cls(F.normalize(features[rows].float(), dim=-1).half().cpu(), labels[rows].long().cpu())
 
     @property
@@ -87,13 +93,21 @@ class Reference:
         return cls(features.half(), labels.long())
 
 
-def drawn(labels: Tensor, seed: int = 1) -> Tensor:
-    """Places [k] of some images of each class, ascending: at most `PER_CLASS`, and `MOST` together."""
+def drawn(labels: Tensor, units: Places | None = None, seed: int = 1) -> Tensor:
+    """Places [k] of some images of each class, ascending: at most `PER_CLASS`, and `MOST` together.
+
+    Of the images of a unit one is drawn; `units` [n] is None where there are no copies.
+    """
+    units = np.arange(len(labels)) if units is None else units
     limit = max(1, min(PER_CLASS, MOST // max(1, len(labels.unique()))))
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     keep: list[int] = []
     counts: dict[int, int] = {}
+    seen: set[int] = set()
     for index in order.tolist():
+        if int(units[index]) in seen:
+            continue
+        seen.add(int(units[index]))
         label = int(labels[index])
         counts[label] = counts.get(label, 0) + 1
         if counts[label] <= limit:
@@ -101,14 +115,15 @@ def drawn(labels: Tensor, seed: int = 1) -> Tensor:
     return torch.tensor(sorted(keep), dtype=torch.long)
 
 
-def held_out_nearness(features: Tensor, kept: Tensor, rows: Tensor) -> Tensor:
-    """How near the training images at `rows` [m] are to those at `kept` [k], [m]; none counts itself.
+def held_out_nearness(features: Tensor, kept: Tensor, rows: Tensor, units: Places) -> Tensor:
+    """How near the training images at `rows` [m] are to those at `kept` [k], [m]; none counts its copies.
 
-    Features [n, E] are those of all training images.
+    Features [n, E] and units [n] are those of all training images, `kept` has at most one of each unit.
     """
-    place = torch.full((len(features),), -1)
-    place[kept] = torch.arange(len(kept))
-    return _nearness(features[rows], F.normalize(features[kept].float(), dim=-1), place[rows])
+    number = torch.from_numpy(units)
+    place = torch.full((int(number.max()) + 1 if len(number) else 0,), -1)
+    place[number[kept]] = torch.arange(len(kept))
+    return _nearness(features[rows], F.normalize(features[kept].float(), dim=-1), place[number[rows]])
 
 
 def _nearness(features: Tensor, others: Tensor, own: Tensor | None = None) -> Tensor:

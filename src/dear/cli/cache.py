@@ -28,7 +28,7 @@ def cache(context: typer.Context, as_json: Json = False) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from dear.runs.feature_store import FeatureStore
+    from dear.utils.feature_store import FeatureStore
     from dear.utils.user_cache import cache_folder
 
     folder, found = cache_folder(), FeatureStore().usage()
@@ -47,7 +47,7 @@ def clear() -> None:
 
     Example: `dear cache clear`
     """
-    from dear.runs.feature_store import FeatureStore
+    from dear.utils.feature_store import FeatureStore
     from dear.utils.user_cache import cache_folder
 
     FeatureStore().clear()

@@ -315,13 +315,18 @@ def content_digest(images: ImageSet, index: int) -> bytes:
     inner = images.images if isinstance(images, Wrapped) and images.same_content else images
     path: Any = inner.path(index) if hasattr(inner, "path") else getattr(inner, "items", {index: None})[index]
     if isinstance(path, str | os.PathLike):
-        try:
-            state = os.stat(path)
-            return _file_digest(os.path.abspath(path), state.st_size, state.st_mtime_ns)
-        except OSError as error:
-            return hashlib.sha256(f"{type(error).__name__}".encode()).digest()
+        return file_digest(path)
     image = images.image(index)
     return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).digest()
+
+
+def file_digest(path: str | os.PathLike[str]) -> bytes:
+    """Hash of a file's bytes; of a file that cannot be read, of its error's kind."""
+    try:
+        state = os.stat(path)
+        return _file_digest(os.path.abspath(path), state.st_size, state.st_mtime_ns)
+    except OSError as error:
+        return hashlib.sha256(f"{type(error).__name__}".encode()).digest()
 
 
 @lru_cache(maxsize=1 << 17)

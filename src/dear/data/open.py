@@ -192,7 +192,7 @@ def _pick(benchmark: Benchmark, listing: Listing, split: str) -> list[tuple[str,
     if listing.domains is not None:
         groups = [(label, listing.domains[path]) for path, label in everything]
         wanted = "test" if split == "val" else split
-        chosen = pick_split([path for path, _ in everything], groups, wanted, benchmark.name)
+        chosen = pick_split([path for path, _ in everything], groups, wanted, benchmark.name, listing.root)
         return [everything[index] for index in chosen]
     if split == "all":
         return everything
@@ -260,7 +260,7 @@ def open_folder(
     ]
     rows.sort(key=lambda row: (row[1], natural_key(row[0])))
     if not groups and not whole:
-        keep = pick_split([path for path, _ in rows], [label for _, label in rows], split, str(root))
+        keep = pick_split([path for path, _ in rows], [label for _, label in rows], split, str(root), root)
         rows = [rows[index] for index in keep]
     return FileImages(
         name=name,

@@ -1,4 +1,4 @@
-"""Reproducible splits and few-shot draws: they depend on names alone, never on the order of files.
+"""Reproducible splits and few-shot draws: they depend on names and copies alone, never on the order of files.
 
 Images are ordered by a hash of their keys. Where data names no split, the first fifth of each class is held
 out. A draw depends on the dataset's name, the class and the seed: the first k of a class are taken, so other
@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import os
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from dear.data.images import ImageSet
+from dear.data.duplicates import Places, find_file_duplicates
+from dear.data.images import FileImages, ImageSet, ListedImages, content_digest
 from dear.data.paths import read_list
 from dear.errors import DataError, DearError
 from dear.utils.notices import note
@@ -38,38 +39,70 @@ def digest(*parts: str) -> bytes:
     return hashlib.sha256(joined.encode("utf-8", "surrogatepass")).digest()
 
 
-def hold_out(keys: Sequence[str], groups: Sequence[Hashable], share: float = HELD_OUT) -> list[bool]:
+def hold_out(
+    keys: Sequence[str],
+    groups: Sequence[Hashable],
+    share: float = HELD_OUT,
+    units: Sequence[int] | Places | None = None,
+) -> list[bool]:
     """Which images are held out for testing where the data names no split.
 
     In each group (a class; a class of a domain) the images are ordered by the hash of their key, and the
     first `share` of them, rounded, is held out: at least one and not all where there are two or more; a
-    single image is for training.
+    single image is for training. Images of one unit are copies of each other: they are on one side, for
+    training where they belong to several groups or are all of their group. A unit that would make the
+    held-out part much too large is passed over.
 
     >>> sum(hold_out([f"cat/{n}.jpg" for n in range(10)], ["cat"] * 10))
     2
+    >>> hold_out(["a", "a copy", "b", "b copy"], ["cat"] * 4, units=[0, 0, 1, 1])
+    [False, False, True, True]
     """
-    members: dict[Hashable, list[int]] = defaultdict(list)
-    for index, group in enumerate(groups):
-        members[group].append(index)
+    order = sorted(range(len(keys)), key=lambda index: (digest("hold out", keys[index]), keys[index]))
+    units = range(len(keys)) if units is None else units
+    members: dict[int, list[int]] = defaultdict(list)
+    sizes: Counter[Hashable] = Counter(groups)
+    for index in order:
+        members[int(units[index])].append(index)
+    parts: dict[Hashable, list[list[int]]] = defaultdict(list)  # units that belong to one group
+    for unit in members.values():
+        group = groups[unit[0]]
+        if all(groups[index] == group for index in unit):
+            parts[group].append(unit)
     held = [False] * len(keys)
-    for indices in members.values():
-        indices.sort(key=lambda index: (digest("hold out", keys[index]), keys[index]))
-        count = min(max(round(share * len(indices)), 1), len(indices) - 1)
-        for index in indices[:count]:
-            held[index] = True
+    for group, own in parts.items():
+        if sizes[group] < 2 or len(own[0]) == sizes[group]:
+            continue
+        count, chosen = min(max(round(share * sizes[group]), 1), sizes[group] - 1), 0
+        for unit in own:
+            if chosen < count and chosen + len(unit) - count <= count - chosen:
+                chosen += len(unit)
+                for index in unit:
+                    held[index] = True
+        if not chosen:  # every unit is large
+            for index in min(own, key=len):
+                held[index] = True
     return held
 
 
-def pick_split(keys: Sequence[str], groups: Sequence[Hashable], split: str, where: str) -> list[int]:
-    """Indices of a split of data that names none: "train", "test" (held out), or "all"."""
+def pick_split(
+    keys: Sequence[str], groups: Sequence[Hashable], split: str, where: str, root: Path
+) -> list[int]:
+    """Indices of a split of data that names none: "train", "test" (held out), or "all".
+
+    Keys are paths of image files below `root`; an image and its copies are on one side.
+    """
     if split == "all":
         return list(range(len(keys)))
     if split not in ("train", "test"):
         raise DataError(f"{where}: names no splits, so there are only train, test and all, not {split!r}")
-    held = hold_out(keys, groups)
+    copies = find_file_duplicates([root / key for key in keys])
+    held = hold_out(keys, groups, units=copies.units)
+    sentence = copies.sentence()
     note(
         f"{where}: names no split, so about a fifth of each class is held out for testing: "
         f"{held.count(False)} images to train on, {held.count(True)} to test on"
+        + (f"; {sentence}, which are on one side" if sentence else "")
     )
     return [index for index in range(len(keys)) if held[index] == (split == "test")]
 
@@ -85,7 +118,10 @@ def halves(items: Sequence[Thing]) -> tuple[tuple[Thing, ...], tuple[Thing, ...]
 
 
 def draw_shots(images: ImageSet, shots: int, seed: int) -> list[int]:
-    """Indices of `shots` images of each class, classes in order; all of a class that has fewer."""
+    """Indices of `shots` images of each class, classes in order; all of a class that has fewer.
+
+    Files with equal content are drawn only where a class has too few others.
+    """
     if shots < 1:
         raise DataError(f"{images.name}: {shots} shots per class cannot be drawn; ask for at least 1")
     members: dict[int, list[int]] = defaultdict(list)
@@ -99,8 +135,22 @@ def draw_shots(images: ImageSet, shots: int, seed: int) -> list[int]:
             index: (digest("shots", images.name, name, str(seed), images.key(index)), images.key(index))
             for index in members[label]
         }
-        chosen += sorted(members[label], key=rank.__getitem__)[:shots]
+        chosen += _distinct_first(images, sorted(members[label], key=rank.__getitem__), shots)
     return chosen
+
+
+def _distinct_first(images: ImageSet, order: Sequence[int], count: int) -> list[int]:
+    """The first `count` of some images; copies of one that is taken only after all others."""
+    if len(order) <= count or not isinstance(images, FileImages | ListedImages):
+        return list(order[:count])
+    contents: dict[bytes, int] = {}
+    copies: list[int] = []
+    for index in order:
+        if contents.setdefault(content_digest(images, index), index) != index:
+            copies.append(index)
+        if len(contents) == count:
+            break
+    return [*contents.values(), *copies][:count]
 
 
 def few_shot(images: ImageSet, shots: int, seed: int) -> ImageSet:

@@ -79,7 +79,7 @@ def open_table(
     classes, labels = _classes(rows, path)
     if rows[0].split is None:
         groups = [(row.label, row.domain) for row in rows]
-        chosen = pick_split([row.path for row in rows], groups, split, str(path))
+        chosen = pick_split([row.path for row in rows], groups, split, str(path), folder)
     else:
         chosen = [index for index, row in enumerate(rows) if split in ("all", row.split)]
         if not chosen:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.model import Clip
+from dear.data.folds import Places, feature_folds
 from dear.errors import UsageError
 from dear.heads.ablate import Collected
 from dear.heads.concept_words import known_concepts, value_features, word_features
@@ -82,15 +83,20 @@ class FocusChoice:
 
 
 def choose_focus(
-    features: Tensor, parts: Mapping[str, Tensor], labels: Tensor, heads: Mapping[str, tuple[Head, ...]]
+    features: Tensor,
+    parts: Mapping[str, Tensor],
+    labels: Tensor,
+    heads: Mapping[str, tuple[Head, ...]],
+    units: Places | None = None,
 ) -> FocusChoice:
     """The role, or none, that serves the training images best in cross-validation.
 
     Candidates are compared by the squared error of a ridge regression on held-out images, which says more
     about few images than their accuracy; a role must win by half a standard error. `parts` are what the heads
-    of each role add to the image features [n, E].
+    of each role add to the image features [n, E]. `units` [n]: copies of an image have the same; None: images
+    with equal features are copies.
     """
-    trials = _cross_validate(features, parts, labels)
+    trials = _cross_validate(features, parts, labels, units)
     none = trials[NONE, 0.0]
     better = {
         key: float(gain.mean())
@@ -109,10 +115,15 @@ def choose_focus(
 
 
 def choose_weight(
-    features: Tensor, part: Tensor, labels: Tensor, role: str, heads: tuple[Head, ...]
+    features: Tensor,
+    part: Tensor,
+    labels: Tensor,
+    role: str,
+    heads: tuple[Head, ...],
+    units: Places | None = None,
 ) -> FocusChoice:
     """A role that the user named, with its weight by cross-validation, and a word about what it gains."""
-    trials = _cross_validate(features, {role: part}, labels)
+    trials = _cross_validate(features, {role: part}, labels, units)
     none = trials.pop((NONE, 0.0))
     best = min(trials, key=lambda key: float(trials[key].error.mean()))
     own, gain = trials[best].accuracy, none.error - trials[best].error
@@ -162,14 +173,15 @@ def hardly_specialized(roles: RoleMap) -> str | None:
     return f"{total - own} of {total} heads have no attribute of their own" if 2 * own < total else None
 
 
-def enough_to_measure(labels: Tensor) -> bool:
-    """Whether cross-validation is possible: two images or more in most classes."""
-    return int(torch.bincount(labels).float().median()) >= 2
+def enough_to_measure(labels: Tensor, units: Places | None = None) -> bool:
+    """Whether cross-validation is possible: two images or more in most classes, copies counted once."""
+    pairs = torch.stack([labels, torch.arange(len(labels)) if units is None else torch.from_numpy(units)])
+    return int(torch.bincount(pairs.unique(dim=1)[0]).float().median()) >= 2
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """Held-out squared error of each image [n], and accuracy."""
+    """Squared error of each image that was held out [m], and accuracy."""
 
     error: Tensor
     accuracy: float
@@ -181,51 +193,41 @@ def _clear(gain: Tensor) -> bool:
 
 
 def _cross_validate(
-    features: Tensor, parts: Mapping[str, Tensor], labels: Tensor
+    features: Tensor, parts: Mapping[str, Tensor], labels: Tensor, units: Places | None
 ) -> dict[tuple[str, float], _Trial]:
     """A trial of the whole feature, and of each role with each weight."""
     rows = _some(labels)
-    labels = labels[rows]
+    labels, units = labels[rows], None if units is None else units[rows.numpy()]
+    folds = [feature_folds(features[rows], labels, _FOLDS, units, seed) for seed in range(_REPEATS)]
 
     def gram(values: Tensor) -> Tensor:
         unit = centered_unit(values[rows].double())[0]
         return unit @ unit.T
 
     whole = gram(features)
-    found = {(NONE, 0.0): _ridge(whole, labels)}
+    found = {(NONE, 0.0): _ridge(whole, labels, folds)}
     for role, part in parts.items():
         own = gram(part)
-        found |= {(role, weight): _ridge(whole + weight**2 * own, labels) for weight in WEIGHTS}
+        found |= {(role, weight): _ridge(whole + weight**2 * own, labels, folds) for weight in WEIGHTS}
     return found
 
 
-def _ridge(gram: Tensor, labels: Tensor) -> _Trial:
+def _ridge(gram: Tensor, labels: Tensor, folds: Sequence[Tensor]) -> _Trial:
     """Ridge regression on one-hot labels with products [n, n] of the features; a bias has the product 1."""
     gram = gram + 1
     truth = F.one_hot(labels).to(gram)
     guess = torch.zeros_like(truth)
-    for repeat in range(_REPEATS):
-        fold = _folds(labels, repeat)
+    for fold in folds:
         for number in range(_FOLDS):
             held, kept = fold == number, fold != number
             if not bool(held.any()):
                 continue
             own = gram[kept][:, kept]
             solved = torch.linalg.solve(own + _RIDGE * torch.eye(len(own)).to(own), truth[kept])
-            guess[held] += gram[held][:, kept] @ solved / _REPEATS
-    accuracy = float((guess.argmax(dim=1) == labels).double().mean())
-    return _Trial((guess - truth).square().sum(dim=1), accuracy)
-
-
-def _folds(labels: Tensor, seed: int) -> Tensor:
-    """The fold of each image; every class is spread over all."""
-    generator = torch.Generator().manual_seed(seed)
-    fold = torch.zeros_like(labels)
-    for label in labels.unique():
-        members = (labels == label).nonzero()[:, 0]
-        members = members[torch.randperm(len(members), generator=generator)]
-        fold[members] = torch.arange(len(members)) % _FOLDS
-    return fold
+            guess[held] += gram[held][:, kept] @ solved / len(folds)
+    answered = folds[0] >= 0
+    accuracy = float((guess.argmax(dim=1) == labels)[answered].double().mean())
+    return _Trial((guess - truth)[answered].square().sum(dim=1), accuracy)
 
 
 def _some(labels: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear.data.folds import feature_folds
+
 STRENGTHS = (10.0, 100.0, 1000.0)  #: C to choose from
 USUAL = 100.0  #: C where too few images can be held out to choose
 _FOLDS = 4
@@ -54,10 +56,10 @@ def fit_logistic(
 def choose_strength(features: Tensor, labels: Tensor, classes: int, offset: Tensor | None = None) -> float:
     """The C of `STRENGTHS` with the best likelihood of held-out images; `USUAL` where none can be held out.
 
-    Each is judged at its best temperature, since calibration sets that. The only image of a class is never
-    held out: without it the class could not be learned.
+    Each is judged at its best temperature, since calibration sets that. The choice does not depend on the
+    order of images or classes.
     """
-    fold = _folds(labels)
+    fold = feature_folds(features, labels, _FOLDS)
     if int((fold >= 0).sum()) < 2 * _FOLDS:
         return USUAL
     found: dict[float, list[Tensor]] = {strength: [] for strength in STRENGTHS}
@@ -75,17 +77,3 @@ def choose_strength(features: Tensor, labels: Tensor, classes: int, offset: Tens
         return min(float(F.cross_entropy(logits / temperature, truth)) for temperature in _TEMPERATURES)
 
     return min(STRENGTHS, key=loss)
-
-
-def _folds(labels: Tensor) -> Tensor:
-    """The fold of each image, every class dealt out evenly; -1 for the only image of a class."""
-    generator = torch.Generator().manual_seed(0)
-    fold = torch.full_like(labels, -1)
-    dealt = 0
-    for label in labels.unique().tolist():
-        own = (labels == label).nonzero()[:, 0]
-        if len(own) > 1:
-            order = torch.randperm(len(own), generator=generator).to(own.device)
-            fold[own[order]] = (dealt + torch.arange(len(own), device=own.device)) % _FOLDS
-            dealt += 1
-    return fold

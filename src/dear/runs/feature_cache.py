@@ -23,7 +23,7 @@ from dear.clip.model import Clip
 from dear.data.batches import over_batches, pixels_for
 from dear.data.images import ImageSet
 from dear.methods.base import Method
-from dear.runs.feature_store import FeatureStore
+from dear.utils.feature_store import FeatureStore
 from dear.utils.progress import Progress
 
 VERSION = 2  #: of the rows; raise it when preprocessing or the towers change their answers

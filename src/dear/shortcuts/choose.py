@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear.data.folds import Places, feature_folds
 from dear.errors import UsageError
 from dear.heads.ablate import Collected
 from dear.shortcuts.removal import Repair, combine
@@ -64,12 +65,18 @@ def exchange(images: Collected, repair: Repair, partner: Tensor) -> Collected:
 
 
 def choose(
-    images: Collected, labels: Tensor, ways: Mapping[str, Repair], seed: int = 1, heads_first: bool = False
+    images: Collected,
+    labels: Tensor,
+    ways: Mapping[str, Repair],
+    seed: int = 1,
+    heads_first: bool = False,
+    units: Places | None = None,
 ) -> Choice:
     """The best of some ways ("words", "heads", "examples", "leace") to remove one concept, alone or in pairs.
 
     `images` are the training images; `seed` is that of the exchanges. `heads_first` takes heads where they
-    alone are as good as the best, for a method that learns inside the image tower.
+    alone are as good as the best, for a method that learns inside the image tower. `units` [n]: copies of an
+    image have the same; None: images with equal features are copies.
     """
     if not ways:
         raise UsageError("there is no way to choose from")
@@ -82,8 +89,9 @@ def choose(
             candidates[f"{first}+{second}"] = combine(ways[first], ways[second])
     partner = _partners(labels, seed)
     views = [images, *(exchange(images, ways[name], partner) for name in names)]
+    fold = feature_folds(images.features, labels, FOLDS, units).numpy()
     scores = {
-        name: float(np.mean(_accuracies(repair, images, views, labels)))
+        name: float(np.mean(_accuracies(repair, images, views, labels, fold)))
         for name, repair in candidates.items()
     }
     best = max(scores.values())
@@ -91,7 +99,9 @@ def choose(
     if heads_first and scores.get("heads", 0.0) >= best - ENOUGH:
         chosen = "heads"
     nothing = Repair((), (), images.features.mean(dim=0), torch.zeros_like(candidates[chosen].removed))
-    before, after = (_accuracies(one, images, [images], labels)[0] for one in (nothing, candidates[chosen]))
+    before, after = (
+        _accuracies(one, images, [images], labels, fold)[0] for one in (nothing, candidates[chosen])
+    )
     return Choice(chosen, candidates[chosen], scores, before, after)
 
 
@@ -102,16 +112,14 @@ def _partners(labels: Tensor, seed: int) -> Tensor:
     return torch.tensor([int(rng.choice(np.flatnonzero(own != label))) for label in own])
 
 
-def _accuracies(repair: Repair, images: Collected, views: Sequence[Collected], labels: Tensor) -> list[float]:
+def _accuracies(
+    repair: Repair, images: Collected, views: Sequence[Collected], labels: Tensor, fold: Places
+) -> list[float]:
     """Cross-validated accuracy of a logistic regression on repaired features, tested on other views."""
     from sklearn.linear_model import LogisticRegression
 
     learn, *tests = (F.normalize(repair.apply(part), dim=-1).numpy() for part in (images, *views))
     own = labels.numpy()
-    fold = np.zeros(len(own), dtype=int)
-    for label in np.unique(own):
-        members = np.flatnonzero(own == label)
-        fold[members] = np.arange(len(members)) % FOLDS
     right = np.zeros(len(tests))
     for number in range(FOLDS):
         held = fold == number
@@ -119,4 +127,4 @@ def _accuracies(repair: Repair, images: Collected, views: Sequence[Collected], l
             continue
         model = LogisticRegression(C=100, max_iter=200).fit(learn[~held], own[~held])
         right += [int((model.predict(test[held]) == own[held]).sum()) for test in tests]
-    return [float(count) / len(own) for count in right]
+    return [float(count) / max(1, int((fold >= 0).sum())) for count in right]

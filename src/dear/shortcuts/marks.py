@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dear.shortcuts.properties import MARK, Floats
+from dear.data.duplicates import SIDE as MARK
+from dear.shortcuts.properties import Floats
 
 PLACES = 16  #: pixels of 32 x 32 that a fixed mark has at least
 STILL = 0.1  #: pixels whose variance is below this share of the others' belong to the mark

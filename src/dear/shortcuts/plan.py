@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dear.clip.model import Clip
+from dear.data.folds import Places
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
@@ -123,8 +124,12 @@ def plan_edits(
     way: str = "auto",
     seed: int = 1,
     progress: Progress | None = None,
+    units: Places | None = None,
 ) -> EditPlan:
-    """Decide how to remove properties from a training on these images; `clip` is the plain backbone."""
+    """Decide how to remove properties from a training on these images; `clip` is the plain backbone.
+
+    `units` [n]: copies of an image have the same; None: images with equal features are copies.
+    """
     if way not in ("auto", *WAYS):
         raise UsageError(
             f"{kinds[0]} is a property of images; it is removed by auto, {', '.join(WAYS[:-1])} or "
@@ -142,6 +147,7 @@ def plan_edits(
     places = range(0, len(images), step)
     some, some_copies = images.subset(places), [each.subset(places) for each in copies]
     seen = edited_features(clip, some, some_copies, progress)
+    seen = replace(seen, units=None if units is None else units[::step])
     choice = choose(seen, kinds) if way == "auto" else None
     return _with_way(replace(plan, choice=choice, images=seen.original), seen, tuple(copies))
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from dear.data.duplicates import Prints
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.images.views import threaded
@@ -21,9 +22,8 @@ from dear.shortcuts.files import FileFacts, file_facts
 from dear.utils.progress import Progress, silent
 
 Floats = NDArray[np.float64]
-SIDE, FINE, MARK, EDGE = 128, 256, 32, 4  #: pixels
+SIDE, FINE, EDGE = 128, 256, 4  #: pixels
 BLOCK = 8  #: pixels of a JPEG block
-_HASH = 8  #: bits per side of the hash
 _BATCH = 64
 _NATIVE = 1024  #: blocks are looked for in at most this many rows and columns
 
@@ -64,11 +64,16 @@ class Measured:
 
     values: Floats  #: [n, P], one column per entry of `PROPERTIES`
     small: NDArray[np.uint8]  #: the images at 32 x 32, uint8 [n, 32, 32, 3]
-    hashes: NDArray[np.uint64]  #: difference hashes of 64 bits, uint64 [n]
+    hashes: NDArray[np.uint64]  #: difference hashes of the images and of their mirror images, uint64 [n, 2]
     files: tuple[FileFacts | None, ...]
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def prints(self) -> Prints:
+        """What copies are found by."""
+        return Prints(self.small, self.hashes)
 
     def column(self, name: str) -> Floats:
         """The values [n] of one property."""
@@ -95,7 +100,8 @@ def measure(images: ImageSet, progress: Progress = silent) -> Measured:
 
     def one(index: int) -> tuple[Any, ...]:
         image = images.image(index)
-        return properties_of(image), small_copy(image), difference_hash(image), file_facts(images, index)
+        prints = Prints.of([image])
+        return properties_of(image), prints.small[0], prints.hashes[0], file_facts(images, index)
 
     rows: list[tuple[Any, ...]] = []
     for start in range(0, len(images), _BATCH):
@@ -104,7 +110,7 @@ def measure(images: ImageSet, progress: Progress = silent) -> Measured:
     if not rows:
         raise UsageError(f"{images.name}: has no images")
     values, small, hashes, files = zip(*rows, strict=True)
-    return Measured(np.stack(values), np.stack(small), np.array(hashes, dtype=np.uint64), files)
+    return Measured(np.stack(values), np.stack(small), np.stack(hashes), files)
 
 
 def properties_of(image: Image.Image) -> Floats:
@@ -170,15 +176,3 @@ def blockiness(image: Image.Image) -> float:
         starts = [steps[start::BLOCK].mean() for start in range(BLOCK)]
         found.append(max(starts) / (np.mean(starts) + 1e-6))
     return float(np.mean(found)) if found else 1.0
-
-
-def small_copy(image: Image.Image) -> NDArray[np.uint8]:
-    """The image at 32 x 32, uint8 [32, 32, 3]."""
-    return np.asarray(image.resize((MARK, MARK), Image.Resampling.BOX), dtype=np.uint8)
-
-
-def difference_hash(image: Image.Image) -> int:
-    """64 bits: whether each pixel of a copy of 9 x 8 is darker than its right neighbor."""
-    small = np.asarray(image.convert("L").resize((_HASH + 1, _HASH), Image.Resampling.BOX), dtype=np.int16)
-    bits = (small[:, 1:] > small[:, :-1]).flatten()
-    return int(np.packbits(bits).view(">u8")[0])

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear.data.folds import Places, feature_folds
 from dear.heads.ablate import Collected
 from dear.heads.names import Head
 from dear.shortcuts.directions import edit_directions, random_directions
@@ -54,6 +55,7 @@ class EditedFeatures:
     labels: Tensor
     #: of each copy the class whose property it was given; -1: it was edited at random
     toward: tuple[int, ...]
+    units: Places | None = None  #: [n]; copies of an image have the same. None: those with equal features
 
     def subset(self, rows: Tensor) -> EditedFeatures:
         """The same of some images, bool [n]."""
@@ -61,7 +63,8 @@ class EditedFeatures:
             Collected(each.features[rows], each.outputs[rows], each.maps, each.layers)
             for each in (self.original, *self.copies)
         )
-        return EditedFeatures(original, tuple(copies), self.labels[rows], self.toward)
+        units = None if self.units is None else self.units[rows.numpy()]
+        return EditedFeatures(original, tuple(copies), self.labels[rows], self.toward, units)
 
     def shift(self) -> tuple[Tensor, Tensor]:
         """Features [copies x n, E] as they are, and edited."""
@@ -188,14 +191,10 @@ def _moved(held: EditedFeatures, plain: Labels, edited: Sequence[Labels]) -> flo
 
 def _folds(seen: EditedFeatures) -> Iterator[tuple[EditedFeatures, EditedFeatures]]:
     """What is learned from and what is held out, each class divided evenly."""
-    truth = seen.labels.numpy()
-    fold = np.zeros(len(truth), dtype=int)
-    for label in np.unique(truth):
-        members = np.flatnonzero(truth == label)
-        fold[members] = np.arange(len(members)) % FOLDS
+    fold = feature_folds(seen.original.features, seen.labels, FOLDS, seen.units)
     for number in range(FOLDS):
-        held = torch.from_numpy(fold == number)
-        if bool(held.any()) and len(np.unique(truth[fold != number])) > 1:
+        held = fold == number
+        if bool(held.any()) and len(seen.labels[~held].unique()) > 1:
             yield seen.subset(~held), seen.subset(held)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dear.clip.model import Clip
+from dear.data.folds import Places
 from dear.data.images import ImageSet
 from dear.data.open import open_folder
 from dear.errors import UsageError
@@ -125,12 +126,14 @@ def remove(
     without: Without,
     roles: PathLike | RoleMap | None = None,
     heads_first: bool = False,
+    units: Places | None = None,
 ) -> Removal:
     """Remove concepts from a backbone, with everything measured on the training images.
 
     A correction that the backbone has is replaced. Without `roles`, heads are those of its own role map, if
     it has one. `heads_first` takes heads where they alone are as good as the best, for a method that learns
-    inside the image tower.
+    inside the image tower. `units` [n]: copies of an image have the same; None: images with equal features
+    are copies.
     """
     known = role_map(roles, clip)
     plans = {name: _concept(name, without) for name in without.concepts}  # all checked before any work
@@ -144,7 +147,7 @@ def remove(
         if without.way != "auto":
             choices[name] = _named_way(concept.name, offers[name], without.way)
         elif offers[name]:
-            choices[name] = choose(seen, images.labels, offers[name], heads_first=heads_first)
+            choices[name] = choose(seen, images.labels, offers[name], heads_first=heads_first, units=units)
         else:
             raise UsageError(
                 f"{concept.name}: this backbone reads none of its words and the role map has no head for it; "

@@ -24,6 +24,7 @@ from dear.train.fit import trials_of
 from dear.train.frozen import FrozenViews, reads_features, shared_views
 from dear.train.run import Paused
 from dear.train.setup.estimate import estimate
+from dear.train.setup.notices import duplicate_notices
 from dear.train.setup.prepare import Job, prepare
 from dear.utils.files import PathLike
 from dear.utils.progress import Progress, silent
@@ -138,18 +139,25 @@ def choose(
     spec = (spec or Spec()).changed(
         preset=None, options=None, **({} if given is not None else {"data": data})
     )
-    first = prepare(spec.changed(method="zeroshot"), given, clip=clip, device=device)
+    first = prepare(spec.changed(method="zeroshot", calibrate=True), given, clip=clip, device=device)
     images, clip = first.images, first.method.clip
-    if not image_folds(images.labels, 2, spec.seed):
+    if not image_folds(images.labels, 2, spec.seed, first.duplicates):
         raise DataError(
-            f"{images.name}: every class has a single image, so none can be held out to compare methods; "
-            "add a second image to some classes"
+            f"{images.name}: every class has a single image (copies are not counted), so none can be held "
+            "out to compare methods; add a second image to some classes"
         )
     tried, cached = list[Candidate](), list[FrozenViews | None]()
     for kind in kinds:
         progress(kind.name, len(tried), len(kinds))
         own = roles if kind.uses_roles else None
-        job = prepare(spec.changed(method=kind.name), images, drawn=True, clip=clip, roles=own)
+        job = prepare(
+            spec.changed(method=kind.name),
+            images,
+            drawn=True,
+            clip=clip,
+            roles=own,
+            duplicates=first.duplicates,
+        )
         tried.append(_try(job, folds, began + 60 * minutes, cached))
     progress(kinds[-1].name, len(kinds), len(kinds))
     done = [one for one in tried if one.trained is not None]
@@ -161,7 +169,7 @@ def choose(
         tuple(tried),
         _best(done, "trained"),
         _best(open_ones, "new") if open_ones else None,
-        tuple(_notes(images, folds, tried)),
+        tuple(_notes(first, folds, tried)),
         time.monotonic() - began,
     )
 
@@ -240,12 +248,14 @@ def _as_good(one: Candidate, best: Candidate) -> bool:
     return wins + losses == 0 or binomtest(wins, wins + losses).pvalue >= DOUBT
 
 
-def _notes(images: ImageSet, folds: int, tried: Sequence[Candidate]) -> list[str]:
+def _notes(job: Job, folds: int, tried: Sequence[Candidate]) -> list[str]:
     """What the reader should know about the data."""
+    images = job.images
     counts = torch.bincount(images.labels, minlength=len(images.classes))
     notes = [
         f"{len(images)} images of {len(images.classes)} classes; each part of {folds} was held out in turn"
     ]
+    notes += [] if job.duplicates is None else duplicate_notices(job.duplicates)
     single = [name for name, count in zip(images.classes, counts.tolist(), strict=True) if count == 1]
     if single:
         notes.append(

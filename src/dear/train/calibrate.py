@@ -13,6 +13,8 @@ from torch import Tensor
 from dear.calibration.reference import drawn, held_out_nearness
 from dear.calibration.scales import Calibration, ModeCalibration, combined, standard
 from dear.calibration.temperature import auroc, cautious_temperature, fit_temperature
+from dear.data.duplicates import find_duplicates
+from dear.data.folds import Places, equal_rows
 from dear.methods.base import Method
 from dear.runs.evaluate import calibration_error
 from dear.train.crossval import (
@@ -58,7 +60,11 @@ def calibrate(
         None where fewer than 10 images can be held out.
     """
     labels = trials.images.labels
-    costs = trial_costs(method, labels, trials.recipe.seed)
+    if trials.duplicates is None:
+        trials = replace(trials, duplicates=find_duplicates(trials.images))
+    assert trials.duplicates is not None
+    units = trials.duplicates.units
+    costs = trial_costs(method, labels, trials.recipe.seed, units)
     if not costs:
         return None
     done = 0
@@ -71,7 +77,7 @@ def calibrate(
         done += number == steps
 
     trials = replace(trials, progress=step)
-    folds, parts = _folds(method, labels)
+    folds, parts = _folds(method, labels, units)
     held = joined(list(islice(held_parts(method, trials, folds), parts)))
     if method.quick:
         left = list(classes_held_out(method, trials, CLASS_FOLDS, rotate=True))
@@ -82,34 +88,37 @@ def calibrate(
     found = fit_calibration(held, left, method.open_classes, parts)
     if features is None:
         return found
-    return with_nearness(found, held, left, features.cpu(), trials.images.labels.cpu(), method.classes)
+    return with_nearness(found, held, left, features.cpu(), labels.cpu(), method.classes, units)
 
 
-def trial_costs(method: Method, labels: Tensor, seed: int) -> list[float]:
+def trial_costs(method: Method, labels: Tensor, seed: int, units: Places | None = None) -> list[float]:
     """What each training of a calibration costs, as a share of training on all images; [] where none is made.
 
-    `labels` are those of the training images, each once, `seed` is the recipe's.
+    `labels` are those of the training images, each once, `seed` is the recipe's; `units` [n]: copies of an
+    image have the same. None: there are no copies.
     """
-    if _holdable(method, labels) < LEAST_IMAGES:
+    if _holdable(method, labels, units) < LEAST_IMAGES:
         return []
-    folds, parts = _folds(method, labels)
+    folds, parts = _folds(method, labels, units)
     costs = [(folds - 1) / folds] * parts
     if method.quick:
         return costs + [1 / CLASS_FOLDS] * CLASS_FOLDS * len(class_folds(len(method.classes), seed))
     return costs + [0.5] * (len(method.classes) > 2)
 
 
-def _holdable(method: Method, labels: Tensor) -> int:
-    """Images that can be held out: the only one of a class cannot."""
-    counts = torch.bincount(labels, minlength=len(method.classes))
+def _holdable(method: Method, labels: Tensor, units: Places | None) -> int:
+    """Images that can be held out, copies counted once: the only one of a class cannot."""
+    numbers = torch.arange(len(labels)) if units is None else torch.from_numpy(units)
+    distinct = torch.stack([labels.cpu(), numbers]).unique(dim=1)[0]
+    counts = torch.bincount(distinct, minlength=len(method.classes))
     return int(counts[counts > 1].sum())
 
 
-def _folds(method: Method, labels: Tensor) -> tuple[int, int]:
+def _folds(method: Method, labels: Tensor, units: Places | None) -> tuple[int, int]:
     """Parts of the images, and how many of them are held out in turn."""
     if method.quick:
         return FOLDS, FOLDS
-    return (SLOW_FOLDS, 1) if _holdable(method, labels) >= ENOUGH_IMAGES else (2, 2)
+    return (SLOW_FOLDS, 1) if _holdable(method, labels, units) >= ENOUGH_IMAGES else (2, 2)
 
 
 def fit_calibration(held: HeldOut, left: list[HeldOutClasses], open_classes: bool, folds: int) -> Calibration:
@@ -149,17 +158,21 @@ def with_nearness(
     features: Tensor,
     labels: Tensor,
     classes: tuple[str, ...],
+    units: Places | None = None,
 ) -> Calibration:
     """The calibration with how near held-out images are to the others.
 
-    `features` [n, E] and `labels` [n] are those of all training images, `classes` the names of the labels.
+    `features` [n, E] and `labels` [n] are those of all training images, `classes` the names of the labels;
+    `units` [n]: copies of an image have the same. None: images with equal features are copies.
     """
-    nearness = held_out_nearness(features, drawn(labels), held.rows)
+    units = equal_rows(features) if units is None else units
+    nearness = held_out_nearness(features, drawn(labels, units), held.rows, units)
     turns = []
     for turn in left:
         known = torch.tensor([classes.index(name) for name in turn.trained])
         of_known = torch.isin(labels, known).nonzero()[:, 0]
-        turns.append(held_out_nearness(features, of_known[drawn(labels[of_known])], turn.rows))
+        kept = of_known[drawn(labels[of_known], units[of_known.numpy()])]
+        turns.append(held_out_nearness(features, kept, turn.rows, units))
     modes = {
         mode: msgspec.structs.replace(own, auroc=_separation(mode, left, turns))
         for mode, own in found.modes.items()

@@ -6,6 +6,7 @@ their images stand for classes that come later or for images of no class at all 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -13,6 +14,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from dear.data.duplicates import Duplicates, find_duplicates
+from dear.data.folds import assign_folds
 from dear.data.images import ImageSet
 from dear.methods.base import Method
 from dear.runs.model import Model
@@ -57,27 +60,24 @@ class HeldOutClasses(HeldOut):
         return HeldOut(logits, self.labels[own], self.rows[own])
 
 
-def image_folds(labels: Tensor, folds: int, seed: int) -> list[Tensor]:
+def image_folds(labels: Tensor, folds: int, seed: int, duplicates: Duplicates | None = None) -> list[Tensor]:
     """Places of the images that are held out in each of `folds` turns, ascending.
 
-    The images of each class are dealt out evenly in random order. The only image of a class is never held
-    out: without it the class could not be trained.
+    Classes are spread evenly, copies of an image are held out together, and a class whose images are all
+    copies of one is never held out. The order depends on the seed and the contents of the images alone;
+    without `duplicates`, on their places.
 
     >>> [part.tolist() for part in image_folds(torch.tensor([0, 0, 1, 1, 2]), 2, seed=1)]
-    [[0, 3], [1, 2]]
+    [[1, 3], [0, 2]]
     """
-    parts: list[list[int]] = [[] for _ in range(folds)]
-    dealt = 0
-    for label in labels.unique().tolist():
-        own = (labels == label).nonzero()[:, 0]
-        if len(own) < 2:
-            continue
-        order = own[torch.randperm(len(own), generator=stream(seed, "folds", label))]
-        for row in order.tolist():
-            parts[dealt % folds].append(row)
-            dealt += 1
-        dealt += int(len(own) % folds == 0)  # an even class does not give all first images to one part
-    return [torch.tensor(sorted(part), dtype=torch.int64) for part in parts if part]
+    contents = [str(place).encode() for place in range(len(labels))]
+    units = None
+    if duplicates is not None:
+        contents, units = list(duplicates.contents), duplicates.units
+    keys = [hashlib.sha256(f"folds {seed} ".encode() + content).digest() for content in contents]
+    fold = torch.from_numpy(assign_folds(labels.cpu().numpy(), folds, keys, units))
+    parts = [(fold == number).nonzero()[:, 0] for number in range(folds)]
+    return [part for part in parts if len(part)]
 
 
 def class_folds(classes: int, seed: int) -> list[tuple[Tensor, Tensor]]:
@@ -116,6 +116,12 @@ class Trials:
     #: called with (steps done, steps in all) of the training that runs
     progress: Callable[[int, int], None] | None = None
     stop: Callable[[], bool] | None = None  #: called after every step; True ends everything with `Paused`
+    duplicates: Duplicates | None = None  #: copies among the images; None: they are searched when needed
+
+    def folds(self, count: int) -> list[Tensor]:
+        """Places of the images that are held out in each of `count` turns."""
+        known = find_duplicates(self.images) if self.duplicates is None else self.duplicates
+        return image_folds(self.images.labels, count, self.recipe.seed, known)
 
     def fit_subset(self, method: Method, rows: Tensor, columns: Tensor | None = None) -> None:
         """Train a fresh method on the images at `rows`; `columns` translates the set's labels to its own."""
@@ -151,7 +157,7 @@ def held_out(method: Method, trials: Trials, folds: int) -> HeldOut | None:
 def held_parts(method: Method, trials: Trials, folds: int) -> Iterator[HeldOut]:
     """What `held_out` joins, part by part."""
     images, seed = trials.images, trials.recipe.seed
-    for part in image_folds(images.labels, folds, seed):
+    for part in trials.folds(folds):
         other = fresh(method, method.classes, None, seed)
         trials.fit_subset(other, (~_marked(part, len(images))).nonzero()[:, 0])
         yield HeldOut(trials.answers(other, part), images.labels[part], part)
@@ -172,7 +178,7 @@ def classes_held_out(
     With `rotate` every part of the images is held out in turn, so that every image is answered once in each
     turn; else the first part alone, and all images of held-out classes are answered.
     """
-    parts = image_folds(trials.images.labels, folds, trials.recipe.seed)
+    parts = trials.folds(folds)
     for labels, others in class_folds(len(method.classes), trials.recipe.seed) if parts else ():
         if rotate:
             turns = [_without(method, trials, labels, others, part, part) for part in parts]
@@ -191,7 +197,7 @@ def some_classes_held_out(method: Method, trials: Trials) -> HeldOutClasses:
     order = torch.randperm(count, generator=stream(seed, "class folds", count))
     few = min(max(2, count // 4), count - 2)
     labels, others = order[few:].sort().values, order[:few].sort().values
-    return _without(method, trials, labels, others, image_folds(trials.images.labels, 3, seed)[0])
+    return _without(method, trials, labels, others, trials.folds(3)[0])
 
 
 def _without(

@@ -71,6 +71,11 @@ def fit(
         spec=job.spec,
         views=views.subset(rows) if views is not None and repeats else views,
     )
+    if job.duplicates is not None:
+        trained.metrics["duplicates"] = job.duplicates.facts()
+        if trained.path is not None:
+            with locked(trained.path):
+                add_metrics(trained.path, duplicates=job.duplicates.facts())
     if job.spec.calibrate and trained.calibration is None:
         if views is not None and images is not job.images:  # copies would give away the images held out
             views = views.subset(range(len(job.images)))
@@ -81,7 +86,7 @@ def fit(
 def trials_of(job: Job, views: FrozenViews | None, stop: Callable[[], bool] | None = None) -> Trials:
     """How trainings of a cross-validation are done: as `fit` does, on parts of the job's images."""
     repeated = balanced_rows if job.spec.balance else None
-    return Trials(job.images, job.recipe, views, repeated, stop=stop)
+    return Trials(job.images, job.recipe, views, repeated, stop=stop, duplicates=job.duplicates)
 
 
 def _features(trained: Model, job: Job, views: FrozenViews | None) -> Tensor:
@@ -120,8 +125,9 @@ def _calibrate(
         )
         return
     trained.calibration = found
-    trained.reference = Reference.of(features, job.images.labels)
-    labels = looked_at(job.images, features)
+    units = None if job.duplicates is None else job.duplicates.units
+    trained.reference = Reference.of(features, job.images.labels, units=units)
+    labels = looked_at(job.images, features, units)
     trained.metrics["labels"] = labels
     if trained.path is not None:
         with locked(trained.path):

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dear.data.folds import Places, feature_folds
 from dear.data.images import ImageSet
 
 FACTOR = 20.0  #: how many times more probable another class must be
@@ -46,32 +47,34 @@ class Suspect:
         return self.confidence / max(self.own, 1e-12)
 
 
-def out_of_sample(features: Tensor, labels: Tensor, classes: int, seed: int = 1) -> Floats:
+def out_of_sample(
+    features: Tensor, labels: Tensor, classes: int, seed: int = 1, units: Places | None = None
+) -> Floats:
     """Probabilities [n, C] by classifiers that did not see the image, from features [n, E] and labels [n].
 
-    An image that is the only one of its class cannot be judged: its own class has probability 1.
+    An image that is the only one of its class, but for copies, cannot be judged: its own class has
+    probability 1. `units` [n]: copies of an image have the same; None: images with equal features are copies.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import StratifiedKFold
 
     unit = torch.nn.functional.normalize(features.double(), dim=1)
     x = torch.nn.functional.normalize(unit - unit.mean(dim=0), dim=1).numpy()
     y = labels.numpy()
     found = np.zeros((len(y), classes))
-    counts = np.bincount(y, minlength=classes)
     found[np.arange(len(y)), y] = 1.0
-    several = np.flatnonzero(counts[y] > 1)
-    folds = min(FOLDS, int(counts[counts > 1].min(initial=FOLDS)))
+    fold = feature_folds(features, labels, FOLDS, units, seed).numpy()
+    several = np.flatnonzero(fold >= 0)
     if len(np.unique(y[several])) < 2:
         return found
-    for known, held in StratifiedKFold(folds, shuffle=True, random_state=seed).split(several, y[several]):
+    for number in np.unique(fold[several]):
+        known, held = several[fold[several] != number], several[fold[several] == number]
         with warnings.catch_warnings():  # the last digits of a probability do not matter here
             warnings.simplefilter("ignore", ConvergenceWarning)
-            model = LogisticRegression(C=1.0, max_iter=200).fit(x[several[known]], y[several[known]])
+            model = LogisticRegression(C=1.0, max_iter=200).fit(x[known], y[known])
         rows = np.zeros((len(held), classes))
-        rows[:, model.classes_] = model.predict_proba(x[several[held]])
-        found[several[held]] = rows
+        rows[:, model.classes_] = model.predict_proba(x[held])
+        found[held] = rows
     found[several] = _calibrated(found[several], y[several])
     return found
 
@@ -104,10 +107,15 @@ def rank_labels(probabilities: Floats, labels: Tensor) -> tuple[list[int], npt.N
     return [index for index in np.argsort(own, kind="stable").tolist() if suspected[index]], best
 
 
-def suspects_of(images: ImageSet, features: Tensor, seed: int = 1) -> tuple[Suspect, ...]:
-    """Images whose labels look wrong, the most suspicious first, from frozen features [n, E]."""
+def suspects_of(
+    images: ImageSet, features: Tensor, seed: int = 1, units: Places | None = None
+) -> tuple[Suspect, ...]:
+    """Images whose labels look wrong, the most suspicious first, from frozen features [n, E].
+
+    `units` [n]: copies of an image have the same; None: images with equal features are copies.
+    """
     given = images.labels.cpu()
-    probabilities = out_of_sample(features.cpu(), given, len(images.classes), seed)
+    probabilities = out_of_sample(features.cpu(), given, len(images.classes), seed, units)
     places, best = rank_labels(probabilities, given)
     names = given.tolist()
     return tuple(
@@ -123,11 +131,11 @@ def suspects_of(images: ImageSet, features: Tensor, seed: int = 1) -> tuple[Susp
     )
 
 
-def looked_at(images: ImageSet, features: Tensor) -> dict[str, Any] | None:
+def looked_at(images: ImageSet, features: Tensor, units: Places | None = None) -> dict[str, Any] | None:
     """What `metrics.json` of a run says of its training labels; None: too few images, or too much work."""
     if not LEAST_IMAGES <= len(images) <= MOST_WORK / len(images.classes):
         return None
-    found = suspects_of(images, features)
+    found = suspects_of(images, features, units=units)
     first = [
         {"image": each.key, "label": each.label, "suggestion": each.suggestion} for each in found[:NAMED]
     ]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from dear.data.duplicates import read_prints
 from dear.data.images import ImageSet
 from dear.runs.model import Model
 from dear.shortcuts.causal import Causal, causal_test, edited_set
@@ -42,6 +43,9 @@ class PhotoAudit:
     #: by class name: what edits do to the model's answers on held-out images
     causal: dict[str, Causal] = field(default_factory=dict)
     too_few: tuple[str, ...] = ()  #: classes with too few images to judge
+    compared: int | None = (
+        None  #: test images that were compared with the training images; None: there are none
+    )
 
     def report(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -49,6 +53,7 @@ class PhotoAudit:
         return {
             "findings": [{**one.report(), "edits": edits.get(one.class_name)} for one in self.shortcuts],
             "duplicates": [asdict(pair) for pair in self.duplicates],
+            "test_images_compared": self.compared,
             "classes_with_too_few_images": list(self.too_few),
         }
 
@@ -62,16 +67,22 @@ def look_at_images(images: ImageSet, held_out: ImageSet | None, progress: Progre
     labels = images.labels.tolist()
     pairs = [
         Pair(images.key(one.first), images.key(one.second), "two classes", one.kind)
-        for one in near_duplicates(measured, labels=labels)
+        for one in near_duplicates(measured.prints, labels=labels)
     ]
+    compared = None
     if held_out is not None:
+        readable, prints = read_prints(held_out)
+        compared = len(readable)
         pairs += [
-            Pair(images.key(one.first), held_out.key(one.second), "training and test", one.kind)
-            for one in near_duplicates(measured, measure(held_out, progress))
+            Pair(
+                images.key(one.first), held_out.key(int(readable[one.second])), "training and test", one.kind
+            )
+            for one in near_duplicates(measured.prints, prints)
         ]
     counts = np.bincount(labels, minlength=len(images.classes))
     few = tuple(name for name, count in zip(images.classes, counts, strict=True) if count < FEWEST)
-    return PhotoAudit(measured, find_shortcuts(measured, labels, images.classes), tuple(pairs), too_few=few)
+    shortcuts = find_shortcuts(measured, labels, images.classes)
+    return PhotoAudit(measured, shortcuts, tuple(pairs), too_few=few, compared=compared)
 
 
 def edit_tests(

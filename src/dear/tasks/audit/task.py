@@ -43,14 +43,13 @@ from dear.tasks.audit.concepts import (
     judge,
 )
 from dear.tasks.audit.photos import PhotoAudit, edit_tests, look_at_images
-from dear.tasks.audit.reliance import HELD_OUT, INSIDE, HeldOutScores, some_of
+from dear.tasks.audit.reliance import HELD_OUT, INSIDE, HeldOutScores
 from dear.tasks.evaluate import run_images
 from dear.utils.files import PathLike
 from dear.utils.notices import note
 from dear.utils.progress import Progress, silent
 from dear.utils.text import fill_template
 
-COMPARED = 2000  #: held-out images that are compared with the training images at most
 _ORDER = (SHORTCUT, ASSOCIATED, EXPLAINED, UNUSED, ABOUT_CLASSES, NONE)
 
 
@@ -313,7 +312,7 @@ def _held_out(data: PathLike, images: ImageSet, options: AuditOptions) -> ImageS
     except DataError:
         return None
     same = tuple(found.classes) == tuple(images.classes)
-    return some_of(found, COMPARED) if len(found) and same else None
+    return found if len(found) and same else None
 
 
 def _load_run(run: PathLike, options: AuditOptions) -> Method:

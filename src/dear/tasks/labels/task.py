@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from dear.clip.model import Clip
+from dear.data.duplicates import find_duplicates
 from dear.data.images import FileImages, ImageSet
 from dear.data.open import open_data
 from dear.errors import DataError
@@ -26,7 +27,9 @@ def find_suspects(images: ImageSet, clip: Clip, progress: Progress | None = None
     """Images of a set whose labels look wrong, the most suspicious first."""
     if len(images.classes) < 2:
         raise DataError(f"{images.name}: has one class only; labels are compared with other classes")
-    return suspects_of(images, FeatureCache().image_features(clip, images, progress))
+    return suspects_of(
+        images, FeatureCache().image_features(clip, images, progress), units=find_duplicates(images).units
+    )
 
 
 def open_all(data: str, root: str | None = None) -> tuple[ImageSet, tuple[str, ...]]:

@@ -46,7 +46,8 @@ def estimate(job: Job) -> Estimate | None:
     total = once * images / len(rows) + step * job.steps
     if not job.spec.calibrate:
         return Estimate(total, 0.0)
-    share = sum(trial_costs(job.method, job.images.labels, job.recipe.seed))
+    units = None if job.duplicates is None else job.duplicates.units
+    share = sum(trial_costs(job.method, job.images.labels, job.recipe.seed, units))
     return Estimate(total, share * (step * job.steps if cached else total))
 
 

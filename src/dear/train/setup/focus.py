@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dear.clip.model import Clip
+from dear.data.folds import Places
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.heads.concept_words import find_concept
@@ -43,9 +44,17 @@ def can_focus(kind: type[Method]) -> bool:
 
 
 def find_focus(
-    clip: Clip, images: ImageSet, wanted: str, roles: RoleMap, progress: Progress | None = None
+    clip: Clip,
+    images: ImageSet,
+    wanted: str,
+    roles: RoleMap,
+    progress: Progress | None = None,
+    units: Places | None = None,
 ) -> FocusChoice:
-    """The focus that a user names (a role of the map, in any case) with its weight, or what "auto" finds."""
+    """The focus that a user names (a role of the map, in any case) with its weight, or what "auto" finds.
+
+    `units` [n]: copies of an image have the same; None: images with equal features are copies.
+    """
     heads = {
         name: left
         for name, own in attribute_heads(roles).items()
@@ -59,7 +68,7 @@ def find_focus(
     labels = images.labels
     if not heads:
         return FocusChoice(None, why="no head of the role map has a role of its own")
-    if not enough_to_measure(labels):
+    if not enough_to_measure(labels, units):
         if wanted != AUTO:
             return FocusChoice(
                 name, heads[name], 1.0, "one image per class is too few to measure what it gains"
@@ -70,9 +79,9 @@ def find_focus(
     features, *parts = rows.chunk(1 + len(heads), dim=1)
     by_role = dict(zip(heads, parts, strict=True))
     if wanted == AUTO:
-        found = choose_focus(features, by_role, labels, heads)
+        found = choose_focus(features, by_role, labels, heads, units)
     else:
-        found = choose_weight(features, by_role[name], labels, name, heads[name])
+        found = choose_weight(features, by_role[name], labels, name, heads[name], units)
     if found.role is not None:  # training finds them there
         cache.remember(clip.focused(found.heads), images, torch.cat([features, by_role[found.role]], dim=1))
     return found

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from dear.clip.model import Clip
+from dear.data.duplicates import MOST_IMAGES, Duplicates
 from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.errors import DataError
@@ -38,6 +39,18 @@ def image_notices(images: ImageSet, balance: bool) -> list[str]:
             "images of rare classes are repeated" if balance else "large classes will be answered more often"
         )
         found.append(f"the classes have between {fewest} and {most} images; {how}")
+    return found
+
+
+def duplicate_notices(duplicates: Duplicates) -> list[str]:
+    """A sentence where training images are copies of others, or where there are too many to search all."""
+    sentence = duplicates.sentence()
+    found = [f"{sentence}; an image and its copies are held out together"] if sentence else []
+    if not duplicates.searched:
+        found.append(
+            f"{len(duplicates.units):,} images are more than {MOST_IMAGES:,}: only copies with equal content "
+            "were searched, not re-saved, resized or mirrored ones"
+        )
     return found
 
 

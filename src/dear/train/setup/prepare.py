@@ -13,6 +13,8 @@ from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
 from dear.clip.precision import fast_bfloat16
 from dear.data.check import check_images
+from dear.data.duplicates import Duplicates, find_duplicates
+from dear.data.folds import Places
 from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot
@@ -32,7 +34,7 @@ from dear.shortcuts.without import Removal, Without, remove
 from dear.train.frozen import SHARED_VIEWS
 from dear.train.setup.balance import balanced_rows, counts, enough_steps
 from dear.train.setup.focus import check_focus, find_focus, focus_notices, focus_options
-from dear.train.setup.notices import backbone_notices, image_notices, split_notices
+from dear.train.setup.notices import backbone_notices, duplicate_notices, image_notices, split_notices
 from dear.train.setup.roles import roles_for
 from dear.utils.files import PathLike
 from dear.utils.progress import Progress
@@ -52,6 +54,7 @@ class Job:
     removal: Removal | None = None  #: of concepts, where some were removed
     focus: FocusChoice | None = None  #: on the heads of a role, where one was asked for
     edits: EditPlan | None = None  #: of properties of the images, where some were removed
+    duplicates: Duplicates | None = None  #: copies among the images, where some images will be held out
 
     @property
     def rows(self) -> list[int]:
@@ -92,6 +95,7 @@ def prepare(
     concept_roles: PathLike | RoleMap | None = None,
     device: str = "auto",
     progress: Progress | None = None,
+    duplicates: Duplicates | None = None,
 ) -> Job:
     """Load and check everything that a training needs.
 
@@ -105,6 +109,7 @@ def prepare(
         concept_roles: role map for their removal; None: the method's.
         device: "auto", "cpu", "cuda", ...
         progress: called with (stage, done, total).
+        duplicates: copies among `data`, where they are known.
     """
     kind = find_method(spec.method)
     if spec.focus is not None:
@@ -113,6 +118,12 @@ def prepare(
     clip = load(spec.weights(), device=pick_device(device)) if clip is None else clip
     notices = [*backbone_notices(clip, images), *image_notices(images, spec.balance)]
     notices += split_notices(spec.data, spec.root) if data is None else []
+    if duplicates is None and (
+        spec.calibrate or spec.focus is not None or spec.without or without is not None
+    ):
+        duplicates = find_duplicates(images)
+    units = None if duplicates is None else duplicates.units
+    notices += [] if duplicates is None else duplicate_notices(duplicates)
     given = spec.roles if roles is None else roles
     role_map = None
     if kind.uses_roles or spec.focus is not None:
@@ -124,7 +135,7 @@ def prepare(
     if without is not None:
         used = concept_roles or role_map or given
         inside = kind.cut != "feature"
-        clip, removal, edits = _without(clip, images, without, used, spec.seed, inside, progress)
+        clip, removal, edits = _without(clip, images, without, used, spec.seed, inside, progress, units)
         for one in (edits, removal):
             notices += [] if one is None else [f"Removed before training: {one.title}.", *one.notices]
         copies = edits.kinds if edits is not None and edits.copies else ()
@@ -133,7 +144,7 @@ def prepare(
     focus = None
     if spec.focus is not None and role_map is not None:
         role_map.check(clip, spec.allow_other_roles)
-        focus = find_focus(clip, images, spec.focus, role_map, progress)
+        focus = find_focus(clip, images, spec.focus, role_map, progress, units)
         notices += focus_notices(focus, clip, role_map, kind)
         options |= focus_options(focus, kind)
     method = build_method(
@@ -155,7 +166,8 @@ def prepare(
     )
     spec = spec.changed(preset=spec.preset or kind.recommended())
     spec = Spec.of(method, recipe, images, spec)
-    return Job(spec, method, images, recipe, available, unreadable, tuple(notices), removal, focus, edits)
+    notes = tuple(notices)
+    return Job(spec, method, images, recipe, available, unreadable, notes, removal, focus, edits, duplicates)
 
 
 def settings(spec: Spec, labels: Tensor | None = None) -> tuple[dict[str, Any], Recipe]:
@@ -206,6 +218,7 @@ def _without(
     seed: int,
     inside: bool,
     progress: Progress | None,
+    units: Places | None,
 ) -> tuple[Clip, Removal | None, EditPlan | None]:
     """The backbone without concepts and directions of edits, and how each was removed.
 
@@ -213,12 +226,12 @@ def _without(
     another way is named, it learns from edited copies.
     """
     kinds, concepts = split_without(without)
-    removal = None if concepts is None else remove(clip, images, concepts, roles, heads_first=inside)
+    removal = None if concepts is None else remove(clip, images, concepts, roles, inside, units)
     if not kinds:
         return clip if removal is None else removal.clip, removal, None
     way = without.way if without.way in EDIT_WAYS or concepts is None else "auto"
     way = "copies" if way == "auto" and inside else way
-    edits = plan_edits(clip, images, kinds, way, seed, progress)
+    edits = plan_edits(clip, images, kinds, way, seed, progress, units)
     parts = [] if removal is None else [removal.repair]
     parts += [] if edits.repair is None else [edits.repair]
     if parts:

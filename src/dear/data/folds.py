@@ -1,0 +1,119 @@
+"""Folds of a cross-validation: classes are spread evenly, copies of an image stay together.
+
+scikit-learn's StratifiedGroupKFold does not fit few-shot sets: it refuses more folds than a class has images,
+may put all units of a class into one fold, and its folds depend on the order of images and classes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+SAME = 1e-4  #: distance of unit features up to which two images count as copies
+NEVER = -1  #: the fold of an image that is never held out
+
+Places = NDArray[np.int64]
+
+
+def assign_folds(
+    labels: Sequence[int] | Places,
+    folds: int,
+    keys: Sequence[Any],
+    units: Sequence[int] | Places | None = None,
+) -> Places:
+    """The fold of each of n images, [n]; `NEVER` for an image that is never held out.
+
+    The images of a unit are in one fold. Each unit goes to the fold that holds the fewest images of its
+    class, and of those to the smallest fold. Units are dealt in the order of their smallest key, so that the
+    folds do not depend on the order of images or classes. A class with one unit is never held out: without it
+    the class could not be trained.
+
+    Args:
+        labels: of the images, [n].
+        folds: how many, at least 2.
+        keys: one per image, values that can be sorted.
+        units: one per image; copies have the same. None: there are no copies.
+
+    >>> assign_folds([0, 0, 1, 1, 2], 2, keys="abcde").tolist()
+    [0, 1, 0, 1, -1]
+    >>> assign_folds([0, 0, 0, 0], 2, keys="abcd", units=[7, 8, 8, 9]).tolist()
+    [0, 1, 1, 0]
+    """
+    classes = np.asarray(labels).tolist()
+    unit_of = list(range(len(classes))) if units is None else np.asarray(units).tolist()
+    members: dict[int, list[int]] = defaultdict(list)
+    for index in sorted(range(len(classes)), key=lambda index: keys[index]):
+        members[unit_of[index]].append(index)
+    held_in: dict[int, list[int]] = defaultdict(lambda: [0] * folds)  # class -> images per fold
+    waiting: dict[int, list[int]] = defaultdict(
+        list
+    )  # class -> units, of those with images of several the first
+    units_of: dict[int, set[int]] = defaultdict(set)
+    for unit, indices in members.items():
+        waiting[classes[indices[0]]].append(unit)
+        for index in indices:
+            units_of[classes[index]].add(unit)
+    found, sizes = np.full(len(classes), NEVER, dtype=np.int64), [0] * folds
+    for own in waiting.values():
+        for unit in own:
+            indices = members[unit]
+            if min(len(units_of[classes[index]]) for index in indices) < 2:
+                continue
+            counts = held_in[classes[indices[0]]]
+            fold = min(range(folds), key=lambda fold: (counts[fold], sizes[fold]))
+            sizes[fold] += len(indices)
+            for index in indices:
+                found[index] = fold
+                held_in[classes[index]][fold] += 1
+    for label, counts in held_in.items():  # units of several classes may have met in one fold
+        if max(counts) == classes.count(label):
+            found[[index for index, other in enumerate(classes) if other == label]] = NEVER
+    return _together(found, unit_of)
+
+
+def _together(found: Places, units: Sequence[int]) -> Places:
+    """The folds, with every unit out of them of which one image is."""
+    never = {unit for unit, fold in zip(units, found.tolist(), strict=True) if fold == NEVER}
+    found[[unit in never for unit in units]] = NEVER
+    return found
+
+
+def feature_folds(
+    features: Tensor, labels: Tensor, folds: int, units: Places | None = None, seed: int = 0
+) -> Tensor:
+    """`assign_folds` of images of which features [n, E] are known; int64 [n] on the device of the labels.
+
+    The order is that along a random direction. Without `units`, equal features make images copies.
+    """
+    unit = F.normalize(features.detach().double().cpu(), dim=1)
+    direction = torch.randn(unit.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    along = (unit @ direction).tolist()
+    units = equal_rows(unit) if units is None else units
+    found = assign_folds(labels.cpu().numpy(), folds, along, units)
+    return torch.from_numpy(found).to(labels.device)
+
+
+def equal_rows(features: Tensor) -> Places:
+    """The unit of each row [n] of features [n, E]: rows in the same direction have the same.
+
+    >>> equal_rows(torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]])).tolist()
+    [0, 1, 0]
+    """
+    unit = F.normalize(features.detach().double().cpu(), dim=1)
+    direction = torch.randn(unit.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    order = (unit @ direction).argsort(stable=True)
+    gaps = (unit[order[1:]] - unit[order[:-1]]).norm(dim=1)
+    number = torch.cat([torch.zeros(min(1, len(unit)), dtype=torch.int64), (gaps > SAME).long().cumsum(0)])
+    first: dict[int, int] = {}
+    units = np.empty(len(unit), dtype=np.int64)
+    units[order.numpy()] = number.numpy()
+    return np.array(
+        [first.setdefault(one, index) for index, one in enumerate(units.tolist())], dtype=np.int64
+    )
