@@ -6,7 +6,7 @@ may put all units of a class into one fold, and its folds depend on the order of
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,8 +72,9 @@ def assign_folds(
             for index in indices:
                 found[index] = fold
                 held_in[classes[index]][fold] += 1
+    images = Counter(classes)
     for label, counts in held_in.items():  # units of several classes may have met in one fold
-        if max(counts) == classes.count(label):
+        if max(counts) == images[label]:
             found[[index for index, other in enumerate(classes) if other == label]] = NEVER
     return _together(found, unit_of)
 
