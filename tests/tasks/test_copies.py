@@ -10,12 +10,12 @@ import pytest
 from PIL import ImageOps
 
 from dear.data.open import open_data
-from dear.workflows.adapt import adapt
-from dear.workflows.choose import choose
-from dear.workflows.drift import compare
-from dear.workflows.evaluate import held_out_accuracy
+from dear.tasks.adapt import adapt
+from dear.tasks.choose import choose
+from dear.tasks.drift import compare
+from dear.tasks.evaluate import held_out_accuracy
 
-EACH, CLASSES = 12, 6
+EACH, CLASSES = 12, 4
 
 
 @pytest.fixture(scope="module")
@@ -40,27 +40,25 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: root / kind for kind in ("plain", "copies", "changed")}
 
 
-@pytest.mark.parametrize("kind", ["copies", "changed"])
-def test_figures_are_those_without_copies(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_figures_are_those_without_copies(folders: dict[str, Path], tmp_path: Path) -> None:
     fresh = open_data("world:textures", "test")
-    fresh = fresh.select_classes(fresh.classes[:CLASSES])
-    figures, runs = {}, {}
-    for each in ("plain", kind):
-        model = adapt(folders[each], tmp_path / each, method="linear-probe")
-        held = held_out_accuracy(model.method, open_data(folders[each], "test")).after["default"]
-        known = model.calibration.modes["default"]
+    fresh = fresh.select_classes(fresh.classes[:CLASSES]).subset(range(0, 48 * CLASSES, 4))
+    figures, duplicates = {}, {}
+    for kind, folder in folders.items():
+        model = adapt(folder, tmp_path / kind, method="linear-probe")
+        held = held_out_accuracy(model.method, open_data(folder, "test")).after["default"]
         scores = model.evaluate(fresh, scores=True).scores["default"]
         refused = float((scores < model.threshold(0.05, "default").value).double().mean())
         names = ["x"] * len(fresh)
         far = compare(model.reference, model.features(fresh), names, names).far
-        chosen = choose(folders[each], methods=("linear-probe",), spec=model.spec)
-        accuracy = float(chosen.candidates[0].trained.double().mean())
-        figures[each] = (held, known.ece_after, refused, far, accuracy)
-        runs[each] = json.loads((tmp_path / each / "metrics.json").read_text())["duplicates"]
-    copies = runs[kind]["copies"] + runs[kind]["near"]
-    assert runs["plain"]["copies"] == runs["plain"]["near"] == 0
-    assert copies > 0
-    assert runs[kind]["images"] - copies <= runs["plain"]["images"] + CLASSES
-    tolerance = (0.25, 0.1, 0.1, 0.1, 0.12)
-    for plain, copied, most in zip(figures["plain"], figures[kind], tolerance, strict=True):
-        assert abs(plain - copied) < most, figures
+        (candidate,) = choose(folder, methods=("linear-probe",)).candidates
+        accuracy = float(candidate.trained.double().mean())
+        figures[kind] = (held, model.calibration.modes["default"].ece_after, refused, far, accuracy)
+        duplicates[kind] = json.loads((tmp_path / kind / "metrics.json").read_text())["duplicates"]
+    assert duplicates["plain"]["copies"] == duplicates["plain"]["near"] == duplicates["copies"]["near"] == 0
+    assert duplicates["copies"]["copies"] > EACH
+    assert duplicates["changed"]["near"] > EACH // 2
+    tolerance = (0.3, 0.1, 0.1, 0.1, 0.12)
+    for kind in ("copies", "changed"):
+        for plain, copied, most in zip(figures["plain"], figures[kind], tolerance, strict=True):
+            assert abs(plain - copied) < most, figures

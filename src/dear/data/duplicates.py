@@ -4,8 +4,8 @@ Equal content is found by a hash of the file or of the pixels. Near duplicates a
 64 bits, of the image or of its mirror image, and in their pixels at 32 x 32. How far pixels may differ
 depends on the contrast: two flat images are not copies because both are flat.
 
-Copies form one unit in everything that holds images out (`dear.data.shots`, `dear.data.folds`): an image whose
-copy was trained on is not held out.
+Copies form one unit in everything that holds images out (`dear.data.shots`, `dear.data.folds`): an image
+whose copy was trained on is not held out.
 """
 
 from __future__ import annotations

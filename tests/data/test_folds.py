@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dear.folds import NEVER, assign_folds, equal_rows, feature_folds
+from dear.data.folds import NEVER, assign_folds, equal_rows, feature_folds
 from dear.methods.logistic import choose_strength
 
 
