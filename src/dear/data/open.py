@@ -192,7 +192,7 @@ def _pick(benchmark: Benchmark, listing: Listing, split: str) -> list[tuple[str,
     if listing.domains is not None:
         groups = [(label, listing.domains[path]) for path, label in everything]
         wanted = "test" if split == "val" else split
-        chosen = pick_split([path for path, _ in everything], groups, wanted, benchmark.name, listing.root)
+        chosen = pick_split([path for path, _ in everything], groups, wanted, benchmark.name)
         return [everything[index] for index in chosen]
     if split == "all":
         return everything

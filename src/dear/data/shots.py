@@ -86,19 +86,20 @@ def hold_out(
 
 
 def pick_split(
-    keys: Sequence[str], groups: Sequence[Hashable], split: str, where: str, root: Path
+    keys: Sequence[str], groups: Sequence[Hashable], split: str, where: str, root: Path | None = None
 ) -> list[int]:
     """Indices of a split of data that names none: "train", "test" (held out), or "all".
 
-    Keys are paths of image files below `root`; an image and its copies are on one side.
+    Where keys are paths of image files below `root`, an image and its copies are on one side. Benchmarks name
+    no `root`: their splits are those of other papers.
     """
     if split == "all":
         return list(range(len(keys)))
     if split not in ("train", "test"):
         raise DataError(f"{where}: names no splits, so there are only train, test and all, not {split!r}")
-    copies = find_file_duplicates([root / key for key in keys])
-    held = hold_out(keys, groups, units=copies.units)
-    sentence = copies.sentence()
+    copies = None if root is None else find_file_duplicates([root / key for key in keys])
+    held = hold_out(keys, groups, units=None if copies is None else copies.units)
+    sentence = "" if copies is None else copies.sentence()
     note(
         f"{where}: names no split, so about a fifth of each class is held out for testing: "
         f"{held.count(False)} images to train on, {held.count(True)} to test on"
