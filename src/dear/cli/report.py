@@ -33,8 +33,8 @@ def report(
     """
     from dear.data import open_data
     from dear.runs.folder import read_config
+    from dear.runs.images import run_images
     from dear.runs.model import Model
-    from dear.tasks.evaluate import run_images
     from dear.tasks.run_report.examine import examine
     from dear.tasks.run_report.page import write_run_page
     from dear.train.label_check import label_sentence

@@ -272,6 +272,21 @@ def select_domains(images: ImageSet, names: Iterable[str]) -> ImageSet:
     return images.subset([index for index, domain in enumerate(domains) if domain in wanted])
 
 
+def even_places(total: int, count: int) -> list[int]:
+    """At most `count` of `total` places, spread evenly.
+
+    >>> even_places(10, 4), even_places(3, 4)
+    ([0, 2, 5, 7], [0, 1, 2])
+    """
+    count = min(count, total)
+    return [place * total // count for place in range(count)]
+
+
+def even_subset(images: ImageSet, count: int) -> ImageSet:
+    """At most `count` images, spread evenly over the set."""
+    return images if len(images) <= count else images.subset(even_places(len(images), count))
+
+
 def source_of(images: ImageSet, index: int) -> ImageLike:
     """An image as a reader takes it fastest: its file where it has one."""
     match images:

@@ -13,7 +13,7 @@ from dear.bench.plan import PROTOCOLS
 from dear.bench.store import read_cell
 from dear.bench.tables import Result, Sheet
 from dear.data import open_data
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, even_subset
 from dear.errors import DataError, DearError, UsageError
 from dear.methods.zeroshot import ZeroShot
 from dear.report.page import Table, percent, render
@@ -145,8 +145,7 @@ def _images(state: StudioState, data: str) -> ImageSet:
         images = open_data(name if name.startswith("world:") else str(check_folder(state, name)), "test")
     if len(images.classes) < 2:
         raise DataError(f"{images.name}: comparing needs labeled images of at least two classes")
-    step = -(-len(images) // _TESTED)
-    return images.subset(range(0, len(images), step)) if step > 1 else images
+    return even_subset(images, _TESTED)
 
 
 def _model(state: StudioState, name: str, images: ImageSet) -> Model:

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from dear.data.batches import image_set, pixels_for
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, even_subset
 from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
 from dear.heads.activations import activating_images, attention_maps
@@ -42,8 +42,7 @@ class HeadViewer:
             roles = self.state.find_roles(progress)
             every = self.state.images
             if self._cached is None or self._cached[0] is not roles or self._looked_at is not every:
-                count = min(len(every), _LOOKED_AT)
-                some = every.subset([place * len(every) // count for place in range(count)])
+                some = even_subset(every, _LOOKED_AT)
                 report = progress or silent
                 collected = collect(
                     self.state.clip,

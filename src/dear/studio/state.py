@@ -18,8 +18,8 @@ from dear.errors import DataError, DearError, UsageError
 from dear.heads.known_roles import known_roles
 from dear.heads.roles import RoleMap
 from dear.report.page import Thumbnail, render, thumbnail
+from dear.runs.images import run_images
 from dear.runs.model import Model, Run
-from dear.tasks.evaluate import run_images
 from dear.utils.progress import Progress, silent
 
 if TYPE_CHECKING:

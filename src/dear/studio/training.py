@@ -15,6 +15,7 @@ from pathlib import Path
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.data import ImageSet, few_shot, open_data
+from dear.data.images import even_subset
 from dear.errors import DearError, RunError, UsageError
 from dear.heads.discover import discover_roles
 from dear.heads.roles import RoleMap
@@ -153,8 +154,7 @@ class Trainer:
         except DearError:
             return images, None
         check_held_out(images, test)
-        step = max(1, len(test) // _TESTED)
-        return images, test.subset(range(0, len(test), step)) if len(test) else None
+        return images, even_subset(test, _TESTED) if len(test) else None
 
     def _launch(self, images: ImageSet, test: ImageSet | None, resume: bool) -> None:
         before = self.status

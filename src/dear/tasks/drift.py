@@ -17,9 +17,9 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from dear.calibration.reference import Reference
-from dear.data.open import open_data
 from dear.errors import UsageError
 from dear.images.names import find_images
+from dear.runs.images import training_images
 from dear.runs.model import Model
 from dear.utils.files import PathLike
 from dear.utils.progress import Progress
@@ -179,7 +179,5 @@ def reference_of(model: Model, progress: Progress | None = None) -> Reference:
         return model.reference
     if model.path is None or model.spec is None:
         raise UsageError("this model was not read from a run folder, so its training images are not known")
-    if model.spec.data is None:
-        raise UsageError(f"{model.path}: does not say where its training images are; train it again")
-    images = open_data(model.spec.data, model.spec.split, root=model.spec.root)
+    images = training_images(model.spec)
     return Reference.of(model.features(images, progress=progress), images.labels)

@@ -9,11 +9,10 @@ from typing import Any
 from dear.calibration.scales import Threshold
 from dear.calibration.temperature import auroc
 from dear.clip.model import Clip
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, even_subset
 from dear.data.open import open_data
 from dear.errors import DataError, UsageError
 from dear.runs.evaluate import Evaluation, share_interval
-from dear.runs.folder import read_config
 from dear.runs.model import Model, Run
 from dear.tasks.retrieve import gallery_of
 from dear.utils.files import PathLike
@@ -88,29 +87,13 @@ def held_out_accuracy(run: Run, images: ImageSet, progress: Progress | None = No
 
     Images that cannot be read are left out.
     """
-    some = images.subset(range(0, len(images), -(-len(images) // MOST_IMAGES)))
+    some = even_subset(images, MOST_IMAGES)
     model = Model.of(run)
     before, after = (
         one.evaluate(some, unreadable="skip", cached=True, progress=progress)
         for one in (model.frozen(), model)
     )
     return HeldOutAccuracy(len(before.labels), len(images), before.accuracy["default"], after.accuracy)
-
-
-def run_images(run: PathLike, split: str = "test") -> ImageSet:
-    """A split of the dataset a run was trained on.
-
-    Raises:
-        UsageError: the run does not say where its images are.
-        DataError: they are no longer there.
-    """
-    spec = read_config(run)
-    if spec.data is None:
-        raise UsageError(f"{run}: does not say where its images are; name them", hint="report-data")
-    try:
-        return open_data(spec.data, split, root=spec.root)
-    except DataError as error:
-        raise DataError(f"{run}: its images cannot be opened again ({error})", hint="report-data") from None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dear.data.open import open_data
 from dear.errors import RunError
 from dear.heads.roles import RoleMap
 from dear.runs.folder import load_run, read_config
+from dear.runs.images import run_images
 from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.shortcuts.causal import EditedSet, causal_test, edited_set
@@ -23,7 +24,6 @@ from dear.shortcuts.plan import EditPlan
 from dear.shortcuts.removal import Repair, combine, remove_heads
 from dear.shortcuts.without import Removal, Without, role_map
 from dear.tasks.audit.photos import answers_of
-from dear.tasks.evaluate import run_images
 from dear.train.fit import fit
 from dear.train.setup.prepare import Job, prepare
 from dear.utils.files import PathLike

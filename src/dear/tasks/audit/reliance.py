@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dear.data.images import ImageSet, group_names
+from dear.data.images import ImageSet, even_subset, group_names
 from dear.heads.ablate import Collected, collect
 from dear.methods.base import Method
 from dear.runs.evaluate import Evaluation
@@ -38,7 +38,7 @@ class HeldOutScores:
     ) -> HeldOutScores:
         """Run the model on the images, or on some of them."""
         quick = method.cut == "feature" and method.clip.correction is None and not method.clip.focus
-        images = some_of(images, HELD_OUT if quick else INSIDE)
+        images = even_subset(images, HELD_OUT if quick else INSIDE)
         model, labels = Model(method).for_labels(images)
         mode = model.pick_mode(mode)
         if not quick:
@@ -83,13 +83,6 @@ class HeldOutScores:
 @torch.no_grad()
 def _from_features(model: Model, features: Tensor, mode: str) -> Tensor:
     return model.method.logits_from_frozen((features.to(model.clip.device),))[mode].float().cpu()
-
-
-def some_of(images: ImageSet, most: int) -> ImageSet:
-    """At most so many images, spread evenly over the set."""
-    if len(images) <= most:
-        return images
-    return images.subset(torch.linspace(0, len(images) - 1, most).long().tolist())
 
 
 def without(model: Model, repair: Repair) -> Model:

@@ -28,6 +28,7 @@ from dear.heads.roles import RoleMap
 from dear.images.names import find_images
 from dear.methods.base import Method
 from dear.runs.folder import load_run
+from dear.runs.images import run_images
 from dear.shortcuts.without import role_map, ways_to_remove
 from dear.tasks.audit.concepts import (
     ABOUT_CLASSES,
@@ -44,7 +45,6 @@ from dear.tasks.audit.concepts import (
 )
 from dear.tasks.audit.photos import PhotoAudit, edit_tests, look_at_images
 from dear.tasks.audit.reliance import HELD_OUT, INSIDE, HeldOutScores
-from dear.tasks.evaluate import run_images
 from dear.utils.files import PathLike
 from dear.utils.notices import note
 from dear.utils.progress import Progress, silent

@@ -13,6 +13,7 @@ from dear.errors import DataError, UsageError
 from dear.heads.known_roles import read_roles
 from dear.images.views import resize_crop
 from dear.report.page import Table, Thumbnail, percent, thumbnail
+from dear.runs.images import training_images
 from dear.runs.model import Model
 from dear.tasks.explain.dataset import SetExplanation
 from dear.tasks.explain.explainer import Explainer
@@ -38,19 +39,19 @@ def explainer_of(
     `root` is the folder of the benchmarks, for the name of one; `roles` a role map instead of the run's or
     the backbone's own; `progress` is called with ("reference", images done, images in all).
     """
-    reference = open_data(data, "train", root=root) if data is not None else training_images(model)
+    reference = open_data(data, "train", root=root) if data is not None else _reference_images(model)
     if reference is None:
         note("the run's training images are not found; name other images to see answers without a role")
     return Explainer(model, reference, None if roles is None else read_roles(roles), mode, progress)
 
 
-def training_images(model: Model) -> ImageSet | None:
+def _reference_images(model: Model) -> ImageSet | None:
     """The images a model was trained on, where they can still be opened."""
     spec = model.spec
     if spec is None or spec.data is None:
         return None
     try:
-        return open_data(spec.data, spec.split, root=spec.root)
+        return training_images(spec)
     except DataError:
         return None
 

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, even_places
 from dear.errors import DearError
 from dear.heads.ablate import AblationTask, collect, layer_effects, role_effects
 from dear.heads.activations import ActivatingImages, activating_images, attention_maps
@@ -59,9 +59,8 @@ def measure_heads(
     chosen = [key for key, _ in roles] if heads is None else list(dict.fromkeys(heads))
     for key in chosen:
         roles[key]  # raises for a head that does not exist
-    total, count = len(images), min(limit, len(images))
-    numbers = [place * total // count for place in range(count)]
-    some = images.subset(numbers)
+    numbers = even_places(len(images), limit)
+    some, count = images.subset(numbers), len(numbers)
     seen = collect(clip, some, progress=lambda done: progress("images", done, count))
     found = {}
     for key in chosen:
