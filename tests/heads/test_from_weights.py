@@ -12,12 +12,13 @@ from test_other_families import FAMILIES, model
 
 import dear
 from dear.clip.factory import EMBEDDED
-from dear.errors import UsageError
+from dear.errors import RoleError, UsageError
 from dear.heads.contributions import head_maps
 from dear.heads.corpus import load_corpus
-from dear.heads.discover import default_phrases, text_features
+from dear.heads.discover import default_phrases, discover_roles, text_features
 from dear.heads.from_weights import direction_outputs, draw_phrases, phrase_stability, weight_moments
-from dear.heads.roles import Role
+from dear.heads.roles import Role, RoleMap
+from dear.heads.stability import warnings_about
 from dear.heads.textspan import textspan, textspan_moments
 
 
@@ -161,3 +162,25 @@ def test_stability_counts_heads_that_keep_their_role():
     stability = phrase_stability(find, roles, count=50, replicates=4)
     assert (stability.share, stability.replicates) == (0.75, 4)
     assert samples == [draw_phrases(50, seed) for seed in range(4)]
+
+
+def test_roles_without_images(tmp_path):
+    """The whole discovery on mini: the map is bound to the weights, and says how it was made."""
+    roles = discover_roles(dear.load("mini"), source="weights", concepts="tags", replicates=2)
+    assert len(roles) == 48
+    assert sum(role.kind != "mixed" for _, role in roles) == 44
+    assert roles.evidence["source"] == "weights"
+    assert "image_count" not in roles.evidence
+    assert roles.evidence["stability"]["over"] == "phrases"
+    assert roles.evidence["information"]["bits"] > 1.3 * roles.evidence["information"]["rotated"]
+    assert warnings_about(roles) == []
+    roles.save(tmp_path / "roles.json")
+    assert RoleMap.load(tmp_path / "roles.json") == roles
+
+
+@pytest.mark.parametrize(("source", "count"), [("weights", 4), ("images", None), ("noise", None)])
+def test_a_source_and_images_must_fit(source, count):
+    clip = tiny_clip("gelu")
+    images = None if count is None else torch.zeros(count, 3, 32, 32)
+    with pytest.raises(RoleError, match=source):
+        discover_roles(clip, images, source=source, concepts="tags", corpus="world")

@@ -29,6 +29,7 @@ def discover(
     backbone: Backbone = "mini",
     data_root: DataRoot = None,
     split: Split = "train",
+    source: Annotated[str, Option("--from", help="images, or weights: no image is needed.")] = "images",
     rule: Annotated[str, Option(help="dominant, quantile or table2.")] = "dominant",
     value: Annotated[
         float | None, Option(help="The rule's tau (dominant, 0.35) or q (quantile, 0.20).")
@@ -52,6 +53,8 @@ def discover(
 
     `dear roles discover --backbone mini --images world:mixed --out roles.json`
 
+    `dear roles discover --backbone mini --from weights --concepts tags --out roles.json`
+
     `dear roles discover --backbone openai/clip-vit-base-patch16 --images photos/ --rule quantile`
     """
     from dear.clip.factory import load
@@ -66,10 +69,12 @@ def discover(
             images=images, value=value, layers=layers, corpus=corpus, phrases=phrases, sentences=sentences
         )
         found = read_roles(TABLE2)
-    elif images is None:
-        raise UsageError(f"the rule {rule} judges heads by images: name some with --images")
+    elif images is None and source == "images":
+        raise UsageError(
+            f"the rule {rule} judges heads by images: name some with --images, or add --from weights"
+        )
     else:
-        image_set = open_data(images, split, root=data_root)
+        image_set = None if images is None else open_data(images, split, root=data_root)
         clip = load(backbone, device=device_named(device))
         partial = resume_path(out)
         more = "; the same command continues"
@@ -77,6 +82,7 @@ def discover(
             found = discover_roles(
                 clip,
                 image_set,
+                source=source,
                 rule=rule,
                 value=value,
                 layers=_layers(layers),
@@ -202,8 +208,8 @@ def _print_quality(roles: RoleMap) -> None:
     stability = roles.evidence.get("stability")
     if isinstance(stability, dict):
         say(
-            f"stability: {stability['share']:.1%} of the heads keep their role when the images are drawn "
-            f"again ({stability['chance']:.1%} by chance)"
+            f"stability: {stability['share']:.1%} of the heads keep their role when the "
+            f"{stability.get('over', 'images')} are drawn again ({stability['chance']:.1%} by chance)"
         )
     share = roles.evidence.get("linear_share")
     if isinstance(share, float):

@@ -1,4 +1,4 @@
-"""From images and phrases to a role map: the whole pipeline of section 3.2."""
+"""From images (or weights alone) and phrases to a role map: the whole pipeline of section 3.2."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from dear.heads.batches import Images, batches, count
 from dear.heads.concepts import Concepts, check_prototypes, cluster_concepts, fixed_concepts, tagged_concepts
 from dear.heads.contributions import check_layers, explained_share, head_maps, head_outputs
 from dear.heads.corpus import Corpus, load_corpus
+from dear.heads.from_weights import phrase_stability, weight_moments
+from dear.heads.information import measure_information
 from dear.heads.moments import EVERY, Moments, SavedMoments
 from dear.heads.names import CORE, PROTOTYPES, Head
 from dear.heads.roles import Role, RoleMap
@@ -29,6 +31,7 @@ from dear.utils.progress import Progress, silent
 
 Picked = Mapping[Head, tuple[str, ...]]  #: the phrases that describe each head
 _TEXTS_AT_ONCE = 256
+SOURCES = ("images", "weights")  #: what roles can be found from
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,9 @@ class RoleOptions:
     core: tuple[str, ...] = CORE  #: concepts that get an attribute token
     sentences: str = DEFAULT  #: sentence-transformers model that measures how alike phrases are
     batch_size: int = 64  #: images at once
-    #: how often roles are found again on images drawn anew, to tell how steady they are
+    #: "images", or "weights": no image is read, heads are described by what they can write
+    source: str = "images"
+    #: how often roles are found again on images (or, from weights, phrases) drawn anew
     replicates: int = REPLICATES
 
     def __post_init__(self) -> None:
@@ -64,13 +69,15 @@ class RoleOptions:
             raise RoleError(f"phrases = {self.phrases}: a head is described by at least one phrase")
         if self.batch_size < 1:
             raise RoleError(f"batch_size = {self.batch_size} must be at least 1")
+        if self.source not in SOURCES:
+            raise RoleError(f"source = {self.source!r} must be one of {', '.join(SOURCES)}")
         if self.replicates < 0:
             raise RoleError(f"replicates = {self.replicates} cannot be negative")
 
 
 def discover_roles(
     clip: Clip,
-    images: Images,
+    images: Images | None = None,
     options: RoleOptions | None = None,
     *,
     progress: Progress | None = None,
@@ -82,6 +89,7 @@ def discover_roles(
     Args:
         clip: the backbone.
         images: an image set, normalized pixels [n, 3, S, S], or batches of them; thousands are best.
+            None with `source="weights"`.
         options: see `RoleOptions`; its fields can also be given by name, as in `rule="quantile"`.
         progress: called in each stage: "phrases", "images", "heads", "concepts", "stability".
         keep: file in which what was measured is kept until the end; the same call after an interruption
@@ -102,10 +110,15 @@ def discover_roles(
     words = corpus if isinstance(corpus, Corpus) else load_corpus(corpus)
     if options.concepts == "tags":
         tagged_concepts(words.texts, words.tags)  # every phrase must have one
-    _require_two(count(images))
+    _check_source(options.source, images)
     embed = sentence_embedder(options.sentences) if options.concepts != "tags" else None
     texts, features, dropped = text_features(clip, words.texts, progress)
-    seen, saved, share = _read(clip, images, chosen, options.batch_size, progress, keep)
+    seen: Moments
+    saved = share = None
+    if images is None:
+        seen = weight_moments(clip, chosen)
+    else:
+        seen, saved, share = _read(clip, images, chosen, options.batch_size, progress, keep)
     progress("heads", 0, None)
     phrases = options.phrases or default_phrases(clip)
     spans = textspan_moments(seen, features, phrases)
@@ -115,20 +128,37 @@ def discover_roles(
     table, parameters = _assigned(picked, found.of, options)
     progress("stability", 0, None)
 
-    def again(other: Moments) -> Mapping[Head, Role]:
-        said = _phrases(textspan_moments(other, features, phrases), texts, chosen)
-        return _assigned(said, _concept_of(said, found, words.tags, embed), options)[0]
+    def again(other: Moments, rows: Sequence[int] = range(len(texts))) -> tuple[Picked, Mapping[str, str]]:
+        spans = textspan_moments(other, features[list(rows)], phrases)
+        again_picked = _phrases(spans, [texts[row] for row in rows], chosen)
+        return again_picked, _concept_of(again_picked, found, words.tags, embed)
 
-    steady = bootstrap(seen, again, table, options.replicates)
+    def concepts_of(other: Moments) -> list[list[str]]:
+        again_picked, of = again(other)
+        return [[of[phrase] for phrase in head] for head in again_picked.values()]
+
+    steady = information = None
+    if isinstance(seen, BlockMoments):
+        steady = bootstrap(
+            seen, lambda other: _assigned(*again(other), options)[0], table, options.replicates
+        )
+    elif options.replicates:
+        steady = phrase_stability(
+            lambda rows: _assigned(*again(seen, rows), options)[0], table, len(texts), options.replicates
+        )
+    if options.replicates:
+        information = measure_information(seen, concepts_of)
     if saved is not None:
         saved.remove()
     name, explained = getattr(images, "name", None), spans.explained.sum(dim=-1)  # [L, H]
     evidence = {
-        "image_count": seen.count,
+        "source": options.source,
+        **({} if images is None else {"image_count": seen.count}),
         "image_source": name if isinstance(name, str) else "",
         "corpus": {"name": words.name, "phrases": len(words), "indistinct": dropped},
         "phrases_per_head": phrases,
         **({} if steady is None else {"stability": steady.evidence()}),
+        **({} if information is None else {"information": information.evidence()}),
         **({} if share is None else {"linear_share": round(share, 4)}),
         "concepts": found.summary(),
         "explained": {
@@ -148,6 +178,15 @@ def _changed(options: RoleOptions, changes: Mapping[str, Any]) -> RoleOptions:
     if unknown is not None:
         raise RoleError(f"roles have no option {unknown!r}; there are {', '.join(known)}")
     return replace(options, **changes)
+
+
+def _check_source(source: str, images: Images | None) -> None:
+    """Images exactly where they are read, and enough of them."""
+    if (images is None) != (source == "weights"):
+        remedy = "leave them out" if source == "weights" else 'pass some, or source="weights"'
+        raise RoleError(f"source = {source!r} needs {'no ' * (source == 'weights')}images; {remedy}")
+    if images is not None:
+        _require_two(count(images))
 
 
 def _require_two(images: int | None) -> None:

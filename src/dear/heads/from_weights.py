@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -97,4 +98,5 @@ def phrase_stability(
         count: phrases in the corpus.
         replicates: how often phrases are drawn.
     """
-    return measure(roles, (find(draw_phrases(count, seed)) for seed in range(replicates)))
+    samples = (draw_phrases(count, seed) for seed in range(replicates))
+    return replace(measure(roles, map(find, samples)), over="phrases")

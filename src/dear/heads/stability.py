@@ -75,11 +75,12 @@ class Stability:
     chance: float  #: share that would agree if each map dealt its roles to heads at random
     replicates: int  #: how many maps were compared
     heads: Mapping[Head, float]  #: the share per head
+    over: str = "images"  #: what was drawn again: "images" or "phrases"
 
-    def evidence(self) -> dict[str, float]:
+    def evidence(self) -> dict[str, float | str]:
         """Plain values for `roles.json`."""
         found = {"share": round(self.share, 4), "chance": round(self.chance, 4)}
-        return found | {"replicates": self.replicates}
+        return {**found, "replicates": self.replicates, "over": self.over}
 
 
 def measure(roles: Table, again: Iterable[Table]) -> Stability:
@@ -127,7 +128,8 @@ def warnings_about(roles: RoleMap) -> list[str]:
     if isinstance(stability, Mapping) and {"share", "chance"} <= set(stability):
         share, chance = float(stability["share"]), float(stability["chance"])
         kappa = (share - chance) / (1 - chance) if chance < 1 else 0.0
-        kept = f"{share:.0%} of its heads keep their role when the images are drawn again"
+        over = stability.get("over", "images")
+        kept = f"{share:.0%} of its heads keep their role when the {over} are drawn again"
         if kappa < CHANCE:
             found.append(f"the role map says hardly more than chance: {kept} ({chance:.0%} by chance){more}")
         elif share < STEADY:

@@ -56,7 +56,9 @@ def map_quality(roles: RoleMap, evidence: HeadEvidence) -> list[tuple[str, bool]
     """
     found: list[tuple[str, bool]] = []
     count = roles.evidence.get("image_count")
-    if not count:
+    if roles.evidence.get("source") == "weights":
+        found.append(("It was made from weights alone, without images.", False))
+    elif not count:
         found.append(("This map does not say on which images it was made, so its quality is unknown.", True))
     elif count < ENOUGH_IMAGES:
         sentence = (
@@ -66,10 +68,11 @@ def map_quality(roles: RoleMap, evidence: HeadEvidence) -> list[tuple[str, bool]
         found.append((sentence, True))
     else:
         found.append((f"It was made from {count:,} images.", False))
-    stability = roles.evidence.get("stability")  # what a bootstrap over images found
+    stability = roles.evidence.get("stability")  # what a bootstrap over images or phrases found
     share = stability.get("share") if isinstance(stability, Mapping) else stability
     if isinstance(share, int | float):
-        sentence = f"{percent(float(share))} of the heads keep their role when the images are drawn again."
+        over = stability.get("over", "images") if isinstance(stability, Mapping) else "images"
+        sentence = f"{percent(float(share))} of the heads keep their role when the {over} are drawn again."
         found.append((sentence, share < 0.7))
     explained = roles.evidence.get("explained") or {}
     shares = [float(value) for row in explained.values() for value in row]
