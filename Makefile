@@ -25,8 +25,8 @@ demo: setup
 	$(BIN)/dear demo --out demo
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks research
+	$(BIN)/ruff format --check src tests benchmarks research
 	$(BIN)/mypy
 
 test: lint

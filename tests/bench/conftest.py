@@ -13,7 +13,8 @@ from dear.clip.checkpoint import save_hf
 from dear.heads.names import CORE
 from dear.heads.roles import Role, RoleMap
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts find each other there
+for folder in ("benchmarks", "research"):  # their scripts import each other
+    sys.path.append(str(Path(__file__).parents[2] / folder))
 
 COLORS = {
     "red": (200, 30, 30),

@@ -1,4 +1,4 @@
-"""benchmarks/fair_table.py: every dataset gets its own template, and the tables say what the cells hold."""
+"""research/fair_table.py: every dataset gets its own template, and the tables say what the cells hold."""
 
 import importlib
 import json

@@ -1,6 +1,6 @@
 """Wrong labels found in datasets with exchanged labels, beside cleanlab on the same probabilities.
 
-    python benchmarks/wrong_labels.py --backbone FOLDER --data pets.csv dtd.csv --out wrong_labels.csv
+    python research/wrong_labels.py --backbone FOLDER --data pets.csv dtd.csv --out wrong_labels.csv
 
 A share of the labels is exchanged at random. Average precision and AUROC of the ranking, and how many of the
 labels that look wrong are: by `dear data check`, and by cleanlab's scores where it is installed.

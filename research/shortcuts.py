@@ -1,8 +1,8 @@
 """Planted shortcuts, found and removed: accuracy for every way of removal, and how often audit is right.
 
-    python benchmarks/shortcuts.py repair --out benchmarks/results/shortcuts.csv
-    python benchmarks/shortcuts.py audit --out benchmarks/results/shortcuts_audit.csv
-    python benchmarks/shortcuts.py table benchmarks/results/shortcuts.csv
+    python research/shortcuts.py repair --out research/results/shortcuts.csv
+    python research/shortcuts.py audit --out research/results/shortcuts_audit.csv
+    python research/shortcuts.py table research/results/shortcuts.csv
 
 Six classes of the attribute world, 16 images per class; in the test every class has every value. Ways:
 balanced (nothing removed, but trained on images without the shortcut: what the backbone allows), untouched,
@@ -13,7 +13,7 @@ methods are trained with the library's own loop and their own settings, but not 
 small trainings share it, each process with one core (MPS lets their kernels run at once). From the root:
 
     export PYTHONPATH=src:pkgs:benchmarks OMP_NUM_THREADS=1; nvidia-cuda-mps-control -d
-    timeout 400 python benchmarks/shortcuts.py repair --device cuda --jobs 14 --draws 2 --out FILE \
+    timeout 400 python research/shortcuts.py repair --device cuda --jobs 14 --draws 2 --out FILE \
         --methods coop,clip-lora,mmrl,tip-adapter-f,dear@quick --shortcuts place,color,texture,text
 
 Rows are written as they are measured, one seed of everything after the other, DeAR first. Rows that the file

@@ -1,7 +1,7 @@
 """The tables of docs/strong.md: DeAR's recipe `strong` on ten datasets beside zero-shot, `quick` and MMRL.
 
-    python benchmarks/strong_table.py datasets
-    python benchmarks/strong_table.py roles
+    python research/strong_table.py datasets
+    python research/strong_table.py roles
 
 Reads benchmarks/results: `strong_table.csv` (`dear_search.py` with `strong`, with changed options and with
 changed roles on a CPU, a row per training and weight), `dear_search.csv` (variant "v100 f.02" is `strong`

@@ -1,6 +1,6 @@
 """DeAR with changed options on base-to-novel tasks: one row per training and weight of the class token.
 
-    python benchmarks/dear_search.py --variants variants.json --datasets world:textures,world:scenes \
+    python research/dear_search.py --variants variants.json --datasets world:textures,world:scenes \
         --device cuda --jobs 14 --seconds 400 --csv search.csv
 
 `variants.json` maps a name to changes of a preset of DeAR (`--preset`): options, fields of the training
@@ -9,7 +9,7 @@ recipe under "recipe", and "roles" ("uniform:mixed", "shuffled:1"). The answer i
 fused + s frozen feature` (column `frozen`: s), all less the training images' mean. A last row, "..., nothing
 learned", has the frozen model's answer less that mean. `--scores` keeps the cosines of every test image
 (`dear_classes.py` reads them). The real datasets need `--data-root` (folders of tables), `--small` and
-`--roles`, as in fair_table.py. Decoded images are kept in `--keep`. benchmarks/results/dear_search.csv holds
+`--roles`, as in fair_table.py. Decoded images are kept in `--keep`. research/results/dear_search.csv holds
 means over seeds, its changes are to `quick`; strong_table.csv has `strong` itself, one row per training.
 """
 

@@ -1,8 +1,8 @@
 """The cells of finished grids as one CSV, one row per cell and mode, and as compact Markdown.
 
     dear bench base-to-novel --datasets world:textures,world:emblems --out grid
-    python benchmarks/collect.py grid --csv benchmarks/results/mini_ablations.csv
-    python benchmarks/collect.py --show benchmarks/results/mini_ablations.csv
+    python research/collect.py grid --csv research/results/mini_ablations.csv
+    python research/collect.py --show research/results/mini_ablations.csv
 
 The first form reads `grid/cells/*.json`; the second prints the tables of docs/reproducing.md from the CSV.
 Rows are methods with what was changed in them, columns are datasets, a field is the mean over seeds in

@@ -1,9 +1,9 @@
 r"""Are explanations true? Heatmaps against the object's mask, deletion and insertion, and planted shortcuts.
 
-    python benchmarks/explain.py masks --out benchmarks/results/explain_masks.csv
-    python benchmarks/explain.py shortcuts --out benchmarks/results/explain_shortcuts.csv
-    python benchmarks/explain.py photos --backbone FOLDER --data TABLE \
-        --images 48 --out benchmarks/results/explain_photos.csv
+    python research/explain.py masks --out research/results/explain_masks.csv
+    python research/explain.py shortcuts --out research/results/explain_shortcuts.csv
+    python research/explain.py photos --backbone FOLDER --data TABLE \
+        --images 48 --out research/results/explain_photos.csv
 
 *masks*: scenes of the attribute world with one animal, drawn at two places; pixels that do not change are the
 animal. Four zero-shot questions: which animal, which place, which color, which texture; the score is that of

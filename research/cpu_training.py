@@ -1,6 +1,6 @@
 """A training on a CPU: seconds and accuracy with new views in every epoch and with a few fixed ones.
 
-    python benchmarks/cpu_training.py --backbone SMALL --data DATA/eurosat/index.csv --csv FILE
+    python research/cpu_training.py --backbone SMALL --data DATA/eurosat/index.csv --csv FILE
 
 0:float32 is new views in every epoch and float32; 4:bfloat16 is what `dear adapt` does where the processor
 has it.

@@ -1,14 +1,14 @@
 r"""Marks in photos: are they found, does a model use them, can it be repaired?
 
-    python benchmarks/shortcuts_photos.py find --data caltech101/index.csv oxford_pets/index.csv \
-        --out benchmarks/results/shortcuts_photos.csv
-    python benchmarks/shortcuts_photos.py repair --data … --backbone FOLDER --seeds 1 2 3 \
-        --out benchmarks/results/shortcuts_photos_repair.csv
-    python benchmarks/shortcuts_photos.py repair --method dear --data … --backbone FOLDER --marks blur \
-        --out benchmarks/results/shortcuts_photos_dear.csv
-    python benchmarks/shortcuts_photos.py reliance --data caltech101/index.csv --backbone FOLDER \
-        --out benchmarks/results/shortcuts_photos_own.csv
-    python benchmarks/shortcuts_photos.py anchor --data … --out benchmarks/results/shortcuts_photos_anchor.csv
+    python research/shortcuts_photos.py find --data caltech101/index.csv oxford_pets/index.csv \
+        --out research/results/shortcuts_photos.csv
+    python research/shortcuts_photos.py repair --data … --backbone FOLDER --seeds 1 2 3 \
+        --out research/results/shortcuts_photos_repair.csv
+    python research/shortcuts_photos.py repair --method dear --data … --backbone FOLDER --marks blur \
+        --out research/results/shortcuts_photos_dear.csv
+    python research/shortcuts_photos.py reliance --data caltech101/index.csv --backbone FOLDER \
+        --out research/results/shortcuts_photos_own.csv
+    python research/shortcuts_photos.py anchor --data … --out research/results/shortcuts_photos_anchor.csv
 
 A draw is ten classes with up to 30 images each, of all splits; classes that the audit finds in the data as
 they are (`dear audit --data`) are left out. *find*: every mark in one class of five draws per dataset each;

@@ -1,6 +1,6 @@
 """Seconds of a training step of every method, launched kernel by kernel and recorded (needs a GPU).
 
-    python benchmarks/recorded_steps.py --csv benchmarks/results/recorded_steps.csv
+    python research/recorded_steps.py --csv research/results/recorded_steps.csv
 
 A random ViT-B/16 in bfloat16, 50 classes, the method's own batch (at most 64), 60 steps without the first 10.
 `recorded` is "no" where a method says that its steps are dynamic.

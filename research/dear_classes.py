@@ -1,6 +1,6 @@
 """New classes one by one: DeAR against zero-shot, from the cosines that `dear_search.py --scores` keeps.
 
-    python benchmarks/dear_classes.py scores/DescribableTextures-strong-*.pt
+    python research/dear_classes.py scores/DescribableTextures-strong-*.pt
 
 A row per new class, means over the files in percent: accuracy of DeAR's fused answer, of zero-shot, and the
 class that takes most of the images DeAR lost.

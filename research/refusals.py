@@ -1,8 +1,8 @@
 r"""Images of no class: how many known images are refused at 5%, and how well unknown ones are told.
 
-    python benchmarks/refusals.py --csv benchmarks/results/refusals.csv
-    python benchmarks/refusals.py --backbone SMALL --tasks DATA/oxford_pets/index.csv,DATA/dtd/index.csv \
-        --csv benchmarks/results/refusals.csv
+    python research/refusals.py --csv research/results/refusals.csv
+    python research/refusals.py --backbone SMALL --tasks DATA/oxford_pets/index.csv,DATA/dtd/index.csv \
+        --csv research/results/refusals.csv
 
 A method is trained on the first half of the classes, 16 images each. Known images are test images of these
 classes, near ones those of the other half, far ones those of the other tasks. Beside the score of the library

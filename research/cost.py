@@ -1,6 +1,6 @@
 """What the full benchmark costs: steps and images counted exactly, hours from measured rates.
 
-    python benchmarks/cost.py --step-ms 20 --class-ms 0.05 --images-per-s 2000
+    python research/cost.py --step-ms 20 --class-ms 0.05 --images-per-s 2000
 
 prints the tables of docs/scaling.md for a GPU that trains a step in 20 ms plus 0.05 ms per class and tests
 2,000 images per second.

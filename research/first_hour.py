@@ -1,7 +1,7 @@
 """A new user's commands: CPU seconds with and without the feature cache, and accuracy with few images.
 
-    python benchmarks/first_hour.py --backbone mini --images 300
-    python benchmarks/first_hour.py --few --backbone SMALL --skip 10 --csv FILE
+    python research/first_hour.py --backbone mini --images 300
+    python research/first_hour.py --few --backbone SMALL --skip 10 --csv FILE
         --data DATA/oxford_pets/index.csv          (one line)
 
 Images are made up; give --data for your own.

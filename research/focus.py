@@ -1,10 +1,10 @@
 """Focus: accuracy with the heads of one role beside the whole image feature.
 
-    python benchmarks/focus.py roles --out benchmarks/results/focus.csv
-    python benchmarks/focus.py auto --out benchmarks/results/focus_auto.csv
-    python benchmarks/focus.py auto --backbone small --roles roles.json --data pets=pets.csv --out …
-    python benchmarks/focus.py dear --out benchmarks/results/focus_dear.csv
-    python benchmarks/focus.py table benchmarks/results/focus.csv
+    python research/focus.py roles --out research/results/focus.csv
+    python research/focus.py auto --out research/results/focus_auto.csv
+    python research/focus.py auto --backbone small --roles roles.json --data pets=pets.csv --out …
+    python research/focus.py dear --out research/results/focus_dear.csv
+    python research/focus.py table research/results/focus.csv
 
 `roles`: scenes of the attribute world in which everything but one attribute varies (`drawn:place`, …), and
 the world's tasks, each with the heads of its own role, as many random heads (which is also what a shuffled

@@ -1,9 +1,9 @@
 """The fair table: every method on ten datasets with three seeds, each dataset with its own prompt template.
 
-    python benchmarks/fair_table.py run --out fair --data-root DATA --small BACKBONE --roles roles.json \
+    python research/fair_table.py run --out fair --data-root DATA --small BACKBONE --roles roles.json \
         --device cuda --workers 12
-    python benchmarks/fair_table.py csv --out fair --csv benchmarks/results/fair_table.csv
-    python benchmarks/fair_table.py show benchmarks/results/fair_table.csv
+    python research/fair_table.py csv --out fair --csv research/results/fair_table.csv
+    python research/fair_table.py show research/results/fair_table.csv
 
 `run` computes what is missing: six tasks of the attribute world on `mini`, and Caltech101, OxfordPets,
 EuroSAT and ten classes of DTD on the backbone at `--small`. DATA holds the benchmarks in CoOp's layout, or

@@ -1,4 +1,4 @@
-"""Rows of benchmarks/answers.py, from what models answered, and its tables."""
+"""Rows of research/answers.py, from what models answered, and its tables."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def rows_of(task: Any, name: str, seed: int, found: dict[str, Any]) -> list[dict
 
 
 def _row(task: Any, found: dict[str, Any], mode: str, own: ModeCalibration) -> dict[str, Any]:
-    limit = threshold(own.logits)  # by the logit alone; benchmarks/refusals.py measures the whole score
+    limit = threshold(own.logits)  # by the logit alone; research/refusals.py measures the whole score
     z, labels = found["old"][0][mode], found["old"][1]
     inside, outside = z / own.temperature, found["outside"][mode] / own.temperature
     score, other = inside.amax(dim=-1), outside.amax(dim=-1)

@@ -1,6 +1,6 @@
 """Search by heads on `mini`: share of the 8 nearest images that have the query's own value, per attribute.
 
-    python benchmarks/retrieval.py --out benchmarks/results/retrieval.csv
+    python research/retrieval.py --out research/results/retrieval.csv
 
 For every attribute with heads in the role map: images of the attribute world in which it is at play (color,
 place, texture on shapes; letters; objects …), each in turn the query and left out of its own list. Beside the

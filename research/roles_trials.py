@@ -1,6 +1,6 @@
 """Other ways to find roles on `mini`, judged where the truth is known and never chosen by it.
 
-    python benchmarks/roles_trials.py --out benchmarks/results/roles_trials.csv
+    python research/roles_trials.py --out research/results/roles_trials.csv
 
 The roles that ship are those of TEXTSPAN: five phrases per head, each counted once. Tried here: another
 number of phrases; phrases counted by the variance they explain; shares divided by the concept's share of the

@@ -1,14 +1,14 @@
 """Answers one can act on, measured: calibration, the common scale, "none of these" and `dear choose`.
 
-    python benchmarks/answers.py run --keep kept --csv benchmarks/results/answers.csv --seeds 1,2,3 \
+    python research/answers.py run --keep kept --csv research/results/answers.csv --seeds 1,2,3 \
         --data-root DATA --small BACKBONE --roles roles.json
-    python benchmarks/answers.py run --keep kept --csv answers.csv --seeds 1,2,3 --device cuda --workers 14 \
+    python research/answers.py run --keep kept --csv answers.csv --seeds 1,2,3 --device cuda --workers 14 \
         --methods mmrl,dear,coop,clip-lora --data-root DATA --small BACKBONE --roles roles.json
-    python benchmarks/answers.py rows --keep kept --csv benchmarks/results/answers.csv --seeds 1,2,3 \
+    python research/answers.py rows --keep kept --csv research/results/answers.csv --seeds 1,2,3 \
         --data-root DATA --small BACKBONE --methods mmrl,dear,coop,clip-lora
-    python benchmarks/answers.py choose --csv benchmarks/results/answers_choose.csv --seeds 1,2 \
+    python research/answers.py choose --csv research/results/answers_choose.csv --seeds 1,2 \
         --threads 2 --workers 8 --data-root DATA --small BACKBONE --roles roles.json
-    python benchmarks/answers.py show benchmarks/results/answers.csv benchmarks/results/answers_choose.csv
+    python research/answers.py show research/results/answers.csv research/results/answers_choose.csv
 
 `run` trains each method on the first half of the classes (16 images per class), calibrates it on the same
 images, and measures on the test images (at most 50 per class): calibration error (15 bins) of trained, new
@@ -21,7 +21,7 @@ that learn from frozen features share them, without random crops; the others tra
 writes no rows, and `rows` makes them elsewhere.
 
 `choose` asks `dear choose` on the first half of the classes; `show` compares its pick with the test results
-of benchmarks/results/fair_table.csv on the same classes, images and seeds. `--threads` is the number of cores
+of research/results/fair_table.csv on the same classes, images and seeds. `--threads` is the number of cores
 that it may use. With `--cpu-clock` the minutes are CPU time, for machines that others use too.
 
 On a machine with a GPU and 16 cores the second command takes the GPU, then the one with `choose` the cores
@@ -230,7 +230,7 @@ def arguments() -> argparse.Namespace:
     own = kinds.add_parser("show")
     own.add_argument("answers", type=Path)
     own.add_argument("choices", type=Path, nargs="?")
-    own.add_argument("--fair", type=Path, default=Path("benchmarks/results/fair_table.csv"))
+    own.add_argument("--fair", type=Path, default=Path("research/results/fair_table.csv"))
     return parser.parse_args()
 
 

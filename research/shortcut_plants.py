@@ -1,4 +1,4 @@
-"""The eight marks that `benchmarks/shortcuts_photos.py` plants into photos, and how each is to be named."""
+"""The eight marks that `research/shortcuts_photos.py` plants into photos, and how each is to be named."""
 
 from __future__ import annotations
 

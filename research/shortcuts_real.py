@@ -1,8 +1,8 @@
 """Shortcuts in real images: objects on textures, and PACS with every class tied to a domain.
 
-    python benchmarks/shortcuts_real.py composites --backbone FOLDER --objects caltech101/index.csv \
-        --backgrounds dtd/index.csv --out benchmarks/results/shortcuts_real.csv
-    python benchmarks/shortcuts_real.py domains --backbone FOLDER --data pacs/index.csv --out …
+    python research/shortcuts_real.py composites --backbone FOLDER --objects caltech101/index.csv \
+        --backgrounds dtd/index.csv --out research/results/shortcuts_real.csv
+    python research/shortcuts_real.py domains --backbone FOLDER --data pacs/index.csv --out …
 
 A composite is a real object image, scaled to a share of the frame's side, on a real background; no masks are
 needed. Six classes are drawn from the twenty that the backbone tells best zero-shot in their plain training

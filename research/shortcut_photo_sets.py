@@ -1,4 +1,4 @@
-"""Photos of a dataset in small draws of classes, for `benchmarks/shortcuts_photos.py`."""
+"""Photos of a dataset in small draws of classes, for `research/shortcuts_photos.py`."""
 
 from __future__ import annotations
 
