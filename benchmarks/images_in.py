@@ -55,7 +55,7 @@ from torch.utils.benchmark import timer
 import dear
 from dear.clip.cpu import linear
 from dear.clip.model import Clip
-from dear.clip.precision import cached_cast, cast_backbone, matrix_dtype
+from dear.clip.variant import matrix_dtype
 from dear.data.batches import images_at_once, over_batches, pixels_for
 from dear.data.images import ListedImages
 from dear.images.views import normalize, read_views, resize_crop
@@ -357,7 +357,7 @@ def _deadline(seconds: float) -> Iterator[None]:
 def _engine(clip: Clip, rates: dict[str, float]) -> list[Row]:
     """The image tower alone on pixels that lie on the device."""
     plain, count = (
-        cached_cast(clip, matrix_dtype("auto", clip.device)),
+        clip.cast(matrix_dtype("auto", clip.device)),
         256 if clip.device.type == "cuda" else 8,
     )
     size = clip.config.vision.image_size
@@ -378,7 +378,7 @@ def _embed(
 ) -> list[Row]:
     """All of `dear embed` but loading the model: from a folder to Parquet, where pyarrow is installed."""
     compute, turns = embedder(clip), iter(range(100))
-    tower, parquet = cached_cast(clip, matrix_dtype("auto", clip.device)), find_spec("pyarrow") is not None
+    tower, parquet = clip.cast(matrix_dtype("auto", clip.device)), find_spec("pyarrow") is not None
 
     def run(where: Path) -> None:
         files = list_images(where)
@@ -491,7 +491,7 @@ def cpu(options: argparse.Namespace) -> list[Row]:
         with tempfile.TemporaryDirectory() as folder:
             theirs = transformers_model(shape, Path(folder))
             clip = dear.load(folder)
-            half, compiled = cast_backbone(clip, torch.bfloat16), _onnx(clip, folder)
+            half, compiled = clip.cast(torch.bfloat16), _onnx(clip, folder)
             small = None if compiled is None else _onnx(clip, folder, int8=True)
             size = clip.config.vision.image_size
             for batch in (1, 16):

@@ -30,7 +30,7 @@ from measure.peft_mix import peft_batch_seconds
 from measure.serving import Batching, Load, batch_seconds, jpegs, make_adapters, memory, under_load
 
 import dear
-from dear.clip.precision import matrix_dtype
+from dear.clip.variant import matrix_dtype
 from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.roles import RoleMap
 from dear.serve.engine import Engine

@@ -20,7 +20,7 @@ from measure.script import DEVICE, arguments, record
 from measure.steps import matrix_rate, step_rows
 
 import dear
-from dear.clip.precision import matrix_dtype
+from dear.clip.variant import matrix_dtype
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.model import Clip
+from dear.clip.rows import Rows
 from dear.clip.tower import Block
 
 
@@ -44,7 +45,7 @@ def forward(clip: Clip, pixels: Tensor, question: Tensor) -> Pass:
         x = x + attn.merge(pattern @ v)
         x = x + block.mlp(block.ln_2(x))
         outputs.append(x)
-    score = (F.normalize(visual.project(x[:, 0]), dim=-1) * question).sum(-1)
+    score = (F.normalize(visual.project(Rows(x))[:, 0], dim=-1) * question).sum(-1)
     return Pass(patterns, outputs, score, clip.config.vision.side)
 
 
@@ -79,7 +80,7 @@ def legrad(clip: Clip, run: Pass, question: Tensor) -> Tensor:
     """
     total = torch.zeros(len(question), run.side**2)
     for pattern, output in zip(run.patterns, run.outputs, strict=True):
-        score = (F.normalize(clip.visual.project(output[:, 0]), dim=-1) * question).sum()
+        score = (F.normalize(clip.visual.project(Rows(output))[:, 0], dim=-1) * question).sum()
         (slope,) = torch.autograd.grad(score, pattern, retain_graph=True)
         total = total + slope.relu().mean(1).mean(1)[:, 1:]
     return run.grid(total)

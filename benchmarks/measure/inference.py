@@ -11,7 +11,7 @@ from torch.utils.benchmark import timer
 
 from dear.clip.config import ClipConfig
 from dear.clip.gpu.recorded import Recorder
-from dear.clip.precision import cast_backbone, matrix_dtype
+from dear.clip.variant import matrix_dtype
 from dear.runs.model import Model
 from dear.serve import mixed_batch
 from measure.clock import Clock, medians
@@ -34,7 +34,7 @@ def inference(
     """
     clip, device = task.clip, task.device
     dtype = matrix_dtype(task.precision, device)
-    plain = clip if dtype == torch.float32 else cast_backbone(clip, dtype)
+    plain = clip if dtype == torch.float32 else clip.cast(dtype)
     models: dict[str, Callable[[Tensor], object]] = {"dear, plain CLIP": plain.encode_image}
     for name in others:
         made = _other(name, clip.config, device, dtype)

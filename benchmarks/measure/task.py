@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dear.clip.config import ClipConfig, last_third
 from dear.clip.model import Clip
-from dear.clip.precision import matrix_dtype
+from dear.clip.variant import matrix_dtype
 from dear.data.images import ListedImages
 from dear.heads.roles import RoleMap
 from dear.images.views import Size, resize_crop

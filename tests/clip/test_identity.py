@@ -8,7 +8,6 @@ import torch
 from dear import Clip, ClipConfig
 from dear.clip.config import TextConfig, VisionConfig
 from dear.clip.correction import Correction
-from dear.clip.precision import cast_backbone
 from dear.export.graph import traceable_clip
 
 CONFIG = ClipConfig(
@@ -63,9 +62,9 @@ def test_storage_precision_and_corrections_do_not(state):
         parameter.data += 1e-4 if "weight" in name else 0
     copies = [
         fresh.corrected(half),
-        cast_backbone(fresh, torch.bfloat16),
-        cast_backbone(fresh, torch.bfloat16).corrected(half),
-        traceable_clip(cast_backbone(fresh, torch.bfloat16)),
+        fresh.cast(torch.bfloat16),
+        fresh.cast(torch.bfloat16).corrected(half),
+        traceable_clip(fresh.cast(torch.bfloat16)),
     ]
     assert {one.identity for one in copies} == {fresh.identity}
     assert fresh.corrected(half).folded().identity != fresh.identity
@@ -75,7 +74,7 @@ def test_a_copy_in_another_precision_leaves_the_original_as_it_is():
     vision = replace(CONFIG.vision, patch_bias=True)
     original = Clip(replace(CONFIG, vision=vision)).float()
     before = {name: tensor.clone() for name, tensor in original.state_dict().items()}
-    assert cast_backbone(original, torch.bfloat16).visual.patch.bias.dtype == torch.bfloat16
+    assert original.cast(torch.bfloat16).visual.patch.bias.dtype == torch.bfloat16
     for name, tensor in original.state_dict().items():
         assert tensor.dtype == torch.float32, name
         assert torch.equal(tensor, before[name]), name

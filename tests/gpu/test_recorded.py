@@ -11,7 +11,6 @@ from tiny import LEARNING, SMALL, Colors, mixed_roles, tiny_clip, token_ids
 from torch import Tensor
 
 import dear
-from dear.clip.precision import cast_backbone
 from dear.heads.roles import RoleMap
 from dear.methods import METHODS, DeAR, Method, build_method
 from dear.runs.folder import load_run
@@ -30,7 +29,7 @@ def model(size: str = "tiny", dtype: torch.dtype = torch.float32) -> DeAR:
         torch.manual_seed(0)
         clip, roles = dear.Clip(dear.ClipConfig.named("ViT-B-32")).to("cuda"), RoleMap.table2()
     if dtype != torch.float32:
-        clip = cast_backbone(clip, dtype)
+        clip = clip.cast(dtype)
     paper = DeAR.preset("paper").options
     return DeAR(clip, ("red", "green", "blue"), roles=roles, ids=token_ids(), **paper)
 

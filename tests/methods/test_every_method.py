@@ -17,7 +17,6 @@ import torch
 from tiny import LEARNING, SMALL, Colors, images, mixed_roles, tiny_clip
 
 from dear.clip import Clip
-from dear.clip.precision import cast_backbone
 from dear.errors import DearError, RunError, UsageError
 from dear.methods import METHODS, Batch, Method, ZeroShot, build_method
 from dear.methods.base import in_precision
@@ -295,7 +294,7 @@ class TestEveryMethod:
         method = trained(name).copy()
         logits, clip, prompts = method.logits(pixels()), method.clip, method.prompts
         frozen, kept = prompts.frozen, dict(prompts._prefix)
-        other = method.bound(cast_backbone(clip, torch.bfloat16))
+        other = method.bound(clip.cast(torch.bfloat16))
         assert other.prompts is not prompts
         assert 0 < (other.logits(pixels()) - logits).abs().max() < 1.0
         assert method.clip is clip

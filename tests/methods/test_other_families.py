@@ -13,6 +13,7 @@ from torch import Tensor
 
 import dear
 from dear.clip import BlockMask, Clip, ClipConfig, Edit, LayerEdit, TextConfig, VisionConfig
+from dear.clip.rows import Rows
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import METHODS, Batch, Method, build_method
@@ -142,7 +143,7 @@ def test_core_heads_read_their_own_token_alone(family: str) -> None:
         own = torch.stack([tokens[0], tokens[1] + change])
         layers = {layer: LayerEdit(tokens=own, mask=BlockMask(see)) for layer in (5, 6)}
         results.append(clip.visual.run(x, first=5, edit=Edit(layers, count=2)))
-    pooled = [clip.visual.pooled(y if clip.visual.pool else y[:, [0, -2, -1]], 2) for y in results]
+    pooled = [clip.visual.pooled(Rows(y if clip.visual.pool else y[:, [0, -2, -1]]), 2) for y in results]
     torch.testing.assert_close(pooled[0][:, :2], pooled[1][:, :2], rtol=1e-9, atol=1e-9)
     assert (pooled[0][:, 2] - pooled[1][:, 2]).abs().max() > 1e-5
 

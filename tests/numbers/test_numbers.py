@@ -23,7 +23,6 @@ from tiny import Colors, mixed_roles, tiny_clip, token_ids
 import dear
 from dear.clip.checkpoint import read_checkpoint
 from dear.clip.factory import build
-from dear.clip.precision import cast_backbone
 from dear.data import open_data
 from dear.errors import CheckpointError, DearError, InputError, RunError, TrainingError, UsageError
 from dear.heads.discover import discover_roles
@@ -155,8 +154,8 @@ def test_a_twin_in_float16_names_the_weight_it_cannot_hold(checkpoint: Path) -> 
     clip = dear.load(checkpoint)
     clip.visual.blocks[1].mlp.up.weight.fill_(1e6)
     with pytest.raises(UsageError, match=r"visual\.blocks\.1\.mlp\.up .*bfloat16"):
-        cast_backbone(clip, torch.float16)
-    cast_backbone(clip, torch.bfloat16)
+        clip.cast(torch.float16)
+    clip.cast(torch.bfloat16)
 
 
 def test_activations_that_overflow_float16_stop_training_with_what_to_do() -> None:

@@ -187,7 +187,6 @@ def other_backbones() -> dict[str, dear.Clip]:
     clips |= {"text tower": dear.load("mini"), "temperature": dear.load("mini")}
     for clip in clips.values():
         clip.load_state_dict(mini.state_dict())
-        clip.__dict__.pop("identity", None)
     with torch.no_grad():
         clips["text tower"].text.tokens.mul_(1.5)
         clips["temperature"].log_scale.sub_(2)

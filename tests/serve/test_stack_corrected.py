@@ -9,10 +9,8 @@ from tiny import images, mixed_roles, tiny_clip
 
 from dear.clip.correction import Correction
 from dear.clip.gpu.recorded import Recorder, run_eagerly
-from dear.clip.precision import cached_cast
 from dear.methods import DeAR, build_method
 from dear.methods.base import in_precision
-from dear.runs.folder import corrected_backbone
 from dear.serve import mixed_batch
 
 
@@ -94,17 +92,15 @@ def test_other_methods_answer_as_alone(name) -> None:
 def test_corrections_keep_one_copy_of_the_weights_in_another_precision() -> None:
     clip = tiny_clip(dtype=torch.float32)
     width = clip.config.embed_dim
-    clips = [corrected_backbone(clip, correction(seed, width)) for seed in range(4)]
-    assert (
-        corrected_backbone(clip, correction(2, width)) is clips[2]
-    )  # runs with one correction are on one object
-    assert corrected_backbone(clips[1], None).correction is None
+    clips = [clip.corrected(correction(seed, width)) for seed in range(4)]
+    assert clip.corrected(correction(2, width)) is clips[2]  # runs with one correction are on one object
+    assert clips[1].corrected(None).correction is None
     methods = [
         in_precision(build_method("dear", one, ("dog", "sea"), roles=mixed_roles()), "bfloat16")
         for one in clips
     ]
     weights = {p.data_ptr() for method in methods for p in method.clip.parameters()}
-    assert weights == {p.data_ptr() for p in cached_cast(clip, torch.bfloat16).parameters()}
+    assert weights == {p.data_ptr() for p in clip.cast(torch.bfloat16).parameters()}
     assert methods[1].clip.correction is clips[1].correction
     assert methods[1].clip.fingerprint == clip.fingerprint
 

@@ -107,7 +107,7 @@ def test_a_corrected_tower_gives_the_repaired_features(
         with pytest.raises(UsageError, match="cannot be folded"):
             fixed.folded()
         with pytest.raises(UsageError, match="layer 2"):
-            fixed.visual.run(fixed.visual.run(fixed.visual.embed(pixels), last=2), first=3)
+            fixed.visual.final_rows(fixed.visual.run(fixed.visual.embed(pixels), last=2), first=3)
     else:
         plain = fixed.folded()
         assert plain.correction is None

@@ -7,7 +7,6 @@ from tiny import tiny_clip
 
 from dear.clip.config import TextConfig
 from dear.clip.gpu import tower as fast
-from dear.clip.precision import cast_backbone
 from dear.clip.tower import Attention
 
 
@@ -31,6 +30,6 @@ def test_packed_projections_are_the_three_and_follow_them() -> None:
 
 
 def test_a_cpu_takes_the_plain_way() -> None:
-    clip = cast_backbone(tiny_clip(dtype=torch.float32), torch.bfloat16)
+    clip = tiny_clip(dtype=torch.float32).cast(torch.bfloat16)
     assert clip.visual.dtype == torch.bfloat16
     assert not fast.usable(clip.visual, torch.zeros(1, 10, 36), None)

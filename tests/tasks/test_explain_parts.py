@@ -262,7 +262,7 @@ def test_patches_are_attention_times_value(name: str) -> None:
 
 def slopes(found: Trace, method: Method) -> list[torch.Tensor]:
     """Gradient of each class's logits at the class token's row, with lengths held."""
-    leaf = found._finals[-1].leaf
+    leaf = found._finals[-1].final.x
     assert leaf is not None
     return [
         torch.autograd.grad(found._logits[:, c].sum(), leaf, retain_graph=True)[0][:, 0]
@@ -342,3 +342,17 @@ def test_a_score_of_nothing_is_refused() -> None:
     clip = tiny_clip()
     with pytest.raises(UsageError, match="does not depend"):
         Trace(clip, lambda other: torch.zeros(1, 2, dtype=torch.float64))
+
+
+def test_tracing_leaves_the_gradient_mode_of_the_caller_as_it_is() -> None:
+    clip, modes = tiny_clip(dtype=torch.float32), []
+
+    def answer(traced: Clip) -> torch.Tensor:
+        with torch.no_grad():
+            x = traced.visual.embed(images(2, dtype=torch.float32))
+            features = traced.visual.features_from(x)
+            modes.append(torch.is_grad_enabled())
+        return features @ torch.ones(features.shape[1], 2)
+
+    assert Trace(clip, answer).logits.shape == (2, 2)
+    assert modes == [False]

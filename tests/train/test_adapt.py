@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import Colors, mixed_roles, tiny_clip
 
-from dear.clip.precision import cast_backbone, matrix_dtype
+from dear.clip.variant import matrix_dtype
 from dear.errors import CheckpointError, DataError, InputError, RunError, UsageError
 from dear.methods.base import in_precision
 from dear.runs.folder import add_metrics, read_config
@@ -85,7 +85,7 @@ def test_what_is_wrong_is_said(photos: Path, tmp_path: Path) -> None:
 
 
 def test_a_cast_backbone_has_16_bit_matrices_and_shares_the_rest() -> None:
-    other = cast_backbone(CLIP, torch.bfloat16)
+    other = CLIP.cast(torch.bfloat16)
     assert other.visual.blocks[0].mlp.up.weight.dtype == torch.bfloat16
     assert other.visual.patch.weight.dtype == torch.bfloat16
     assert CLIP.visual.blocks[0].mlp.up.weight.dtype == torch.float32
@@ -99,7 +99,7 @@ def test_a_cast_backbone_has_16_bit_matrices_and_shares_the_rest() -> None:
 
 def test_precision_by_name() -> None:
     assert matrix_dtype("auto", torch.device("cpu")) == torch.float32
-    with pytest.raises(UsageError, match="precision 'half'"):
+    with pytest.raises(UsageError, match="'half'"):
         matrix_dtype("half", torch.device("cpu"))
     method = adapt(Colors(), backbone=CLIP, method="zeroshot").method
     bound = in_precision(method, "bfloat16")

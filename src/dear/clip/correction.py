@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,9 +49,15 @@ class Correction:
             digest.update(np.ascontiguousarray(values, dtype="<f4").tobytes())
         object.__setattr__(self, "digest", f"sha256:{digest.hexdigest()}")
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Correction) and (self.digest, self.note) == (other.digest, other.note)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
     @property
     def described(self) -> dict[str, Any]:
-        """Plain values that tell it from others, without its tensors."""
+        """Plain values that identify it, without its tensors."""
         return {"note": self.note, "heads": [list(head) for head in self.heads], "digest": self.digest}
 
     @property
@@ -85,9 +91,19 @@ def folded(proj: Tensor, weight: Tensor, bias: Tensor, correction: Correction) -
     return (P @ A + torch.outer(u, g)).to(proj), (c + t * u).to(bias)
 
 
+class AppliedCorrection(NamedTuple):
+    """A correction as an image tower applies it, on the tower's device."""
+
+    heads: tuple[Head, ...]  #: whose terms are left out, sorted
+    matrix: Tensor  #: A [E, E]
+    bias: Tensor  #: b [E]
+    pooled_matrix: Tensor  #: [D, D], for pooled vectors
+    pooled_bias: Tensor  #: [D]
+
+
 @torch.no_grad()
-def pooled_correction(visual: VisionTower, correction: Correction) -> tuple[Tensor, Tensor]:
-    """Matrix [D, D] and bias [D] that leave in pooled vectors y nothing but their corrected feature.
+def apply_to(visual: VisionTower, correction: Correction) -> AppliedCorrection:
+    """The correction for a tower, with the map that leaves in pooled vectors y only the corrected feature.
 
     The feature is `y P + p`; the shortest vector with the feature `(y P + p) A + b` is
     `y P A P^+ + (p A + b - p) P^+`, P^+ the pseudoinverse of the projection.
@@ -96,4 +112,11 @@ def pooled_correction(visual: VisionTower, correction: Correction) -> tuple[Tens
     A, b = correction.matrix.to(P), correction.bias.to(P)
     p = torch.zeros_like(b) if visual.proj_bias is None else visual.proj_bias.to(P)
     back = torch.linalg.pinv(P)
-    return (P @ A @ back).float(), ((p @ A + b - p) @ back).float()
+    device = visual.positions.device
+    return AppliedCorrection(
+        tuple(sorted(correction.heads)),
+        correction.matrix.to(device),
+        correction.bias.to(device),
+        (P @ A @ back).float(),
+        ((p @ A + b - p) @ back).float(),
+    )

@@ -11,7 +11,7 @@ from torch import Tensor
 from dear.clip import hub
 from dear.clip.backbones import backbones
 from dear.clip.checkpoint import Checkpoint, read_checkpoint
-from dear.clip.identity import fingerprint, identity, other_state, stamp, visual_state
+from dear.clip.identity import WeightDigests, stamp
 from dear.clip.model import Clip
 from dear.errors import CheckpointError, UsageError, reason_of
 
@@ -52,7 +52,7 @@ def load(
     name, path = locate(source)
     before = stamp(path)
     clip = build(read_checkpoint(path, activation), name, device, dtype)
-    clip.files = before
+    clip.checkpoint_stamp = before
     if not path.is_relative_to(EMBEDDED) and os.path.exists(Path(os.fspath(source)).expanduser()):
         clip.source = os.path.abspath(path)
     return clip
@@ -101,8 +101,7 @@ def build(checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.
     clip.requires_grad_(False)
     if dtype in (torch.float16, torch.bfloat16):
         # The identity is that of the checkpoint's values, before this call rounds them.
-        visual, rest = fingerprint(visual_state(state)), fingerprint(other_state(state))
-        clip.__dict__.update(fingerprint=visual, identity=identity(checkpoint.config, visual, rest))
+        clip.digests = WeightDigests.of(state)
     return clip
 
 

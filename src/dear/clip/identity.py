@@ -1,4 +1,4 @@
-"""Hashes that tell backbones apart, whichever file, layout, precision or device they come from."""
+"""Hashes that identify backbones, whichever file, layout, precision or device they come from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -39,20 +39,24 @@ def fingerprint(visual: nn.Module | Mapping[str, Tensor]) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def identity(config: ClipConfig, visual: str, rest: str) -> str:
-    """`Clip.identity` of a configuration and the fingerprints of the vision tower and of all the rest."""
-    parts = json.dumps([visual, rest, asdict(config)], sort_keys=True)
+@dataclass(frozen=True)
+class WeightDigests:
+    """`sha256:…` of a backbone's weights."""
+
+    visual: str  #: of the image tower
+    rest: str  #: of all other weights
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor]) -> WeightDigests:
+        """Digests of a model's state dict."""
+        visual = {name.removeprefix("visual."): t for name, t in state.items() if name.startswith("visual.")}
+        return cls(fingerprint(visual), fingerprint({n: t for n, t in state.items() if n[:7] != "visual."}))
+
+
+def identity(config: ClipConfig, digests: WeightDigests) -> str:
+    """`Clip.identity` of a configuration and the digests of the weights."""
+    parts = json.dumps([digests.visual, digests.rest, asdict(config)], sort_keys=True)
     return f"sha256:{hashlib.sha256(parts.encode()).hexdigest()}"
-
-
-def visual_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The part of a model's state dict that is the vision tower's."""
-    return {name.removeprefix("visual."): t for name, t in state.items() if name.startswith("visual.")}
-
-
-def other_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The part of a model's state dict that is not the vision tower's."""
-    return {name: t for name, t in state.items() if not name.startswith("visual.")}
 
 
 # --- fingerprints of files that did not change since they were hashed ------------------------------------
@@ -62,36 +66,34 @@ _MOST = 100
 
 
 def stamp(path: Path) -> str:
-    """What tells whether a checkpoint's files are the same: names, sizes, times of change, places on disk."""
+    """Cheap cache key of a checkpoint: name, size, mtime, ctime and inode of each of its files."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     facts = [(file.name, file.stat()) for file in files if file.is_file()]
     parts = [(name, f.st_size, f.st_mtime_ns, f.st_ctime_ns, f.st_ino) for name, f in facts]
     return hashlib.sha256(repr((_LAYOUT, os.path.abspath(path), parts)).encode()).hexdigest()
 
 
-def recall(stamp: str) -> list[str]:
-    """The fingerprints of vision tower and other weights that were remembered for files; empty: none."""
-    found = _remembered().get(stamp)
-    return (
-        found
-        if isinstance(found, list) and len(found) == 2 and all(isinstance(x, str) for x in found)
-        else []
-    )
+def recall(stamp: str) -> WeightDigests | None:
+    """The digests that were remembered for files with this stamp; None if there are none."""
+    entry = _remembered().get(stamp)
+    if isinstance(entry, list) and len(entry) == 2 and all(isinstance(digest, str) for digest in entry):
+        return WeightDigests(*entry)
+    return None
 
 
-def remember(stamp: str, visual: str, rest: str) -> None:
-    """Keep the fingerprints of files in the user's cache."""
-    known = {**_remembered(), stamp: [visual, rest]}
+def remember(stamp: str, digests: WeightDigests) -> None:
+    """Keep the digests of files in the user's cache."""
+    known = {**_remembered(), stamp: [digests.visual, digests.rest]}
     with suppress(DearError):
         write_json(_file(), dict(list(known.items())[-_MOST:]))
 
 
 def _remembered() -> dict[str, object]:
     try:
-        found = read_json(_file(), "list of fingerprints", 1 << 20)
+        document = read_json(_file(), "list of fingerprints", 1 << 20)
     except DearError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _file() -> Path:

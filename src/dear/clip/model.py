@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
-from functools import cached_property
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from PIL.Image import Image
@@ -14,11 +11,11 @@ from torch import Tensor, nn
 
 from dear.clip.config import ClipConfig, Head
 from dear.clip.correction import Correction, folded
-from dear.clip.focus import focused_features
-from dear.clip.identity import fingerprint, identity, other_state
+from dear.clip.identity import WeightDigests, identity
+from dear.clip.sharing import map_tensors
 from dear.clip.tokenizer import Tokenizer, tokenize
-from dear.clip.tower import shared_copy
 from dear.clip.towers import TextTower, VisionTower, initialize
+from dear.clip.variant import Variant, as_variant, cast
 from dear.errors import InputError, UsageError
 from dear.images.views import normalize, resize_crop
 
@@ -42,18 +39,16 @@ class Clip(nn.Module):
         self.config = config
         self.name = name
         self.source: str | None = None  #: absolute path of the weights, where they are files of the user
-        self.files = ""  #: changes with the files that the weights were read from
+        self.checkpoint_stamp = ""  #: changes with the files that the weights were read from
+        self.digests: WeightDigests | None = None  #: of the weights, where they are known
         self.visual = VisionTower(config.vision, config.embed_dim)
         self.text = TextTower(config.text, config.embed_dim, token_rows)
         self.log_scale = nn.Parameter(torch.empty(()))
-        self.pair_bias: nn.Parameter | None
-        self.register_parameter("pair_bias", nn.Parameter(torch.empty(())) if config.logit_bias else None)
+        self.pair_bias = nn.Parameter(torch.empty(())) if config.logit_bias else None
         self.tokenizer: Tokenizer | None = tokenize if config.text.clean == "clip" else None
         self._scale: tuple[int, int, float] | None = None
-        self._correction: Correction | None = None
-        self.focus: tuple[Head, ...] = ()  #: heads whose contribution stands beside the image feature
+        self.variant = Variant()  #: how this object differs from the backbone that was loaded
         self._plain: tuple[Clip, ...] = ()  # in a tuple: a Module attribute would be registered
-        self._unfocused: tuple[Clip, ...] = ()
         if self.log_scale.device.type != "meta":
             initialize(self.visual, self.text)
             with torch.no_grad():
@@ -64,14 +59,10 @@ class Clip(nn.Module):
         self.eval()
 
     def copy(self) -> Clip:
-        """The same model with tensors of its own: device, precision, settings and correction are the same."""
-        rows = len(self.text.tokens) if self.text.rows is not None else None
-        with torch.device("meta"):
-            other = Clip(self.config, self.name, rows)
-        other.load_state_dict({name: t.clone() for name, t in self.state_dict().items()}, assign=True)
-        other.visual.fused, other.text.fused = self.visual.fused, self.text.fused
-        other.tokenizer = self.tokenizer
-        return other.requires_grad_(False).corrected(self.correction).focused(self.focus)
+        """The same model with its own tensors; device, precision, correction and focus are the same."""
+        other = map_tensors(self.plain, lambda owner, tensor: tensor.clone())
+        other.digests, other.source, other.checkpoint_stamp = None, None, ""  # its weights may be changed
+        return as_variant(other, self.variant)
 
     def train(self, mode: bool = True) -> Clip:
         """A frozen model has one mode: it stays in eval."""
@@ -98,37 +89,40 @@ class Clip(nn.Module):
             self._scale = (*stamp, math.exp(float(self.log_scale.detach())))
         return self._scale[2]
 
-    @cached_property
+    def weight_digests(self) -> WeightDigests:
+        """Digests of the weights, computed once: those of the checkpoint, before any rounding."""
+        if self.digests is None:
+            plain = self.plain
+            self.digests = plain.digests or WeightDigests.of(plain.state_dict())
+            plain.digests = self.digests
+        return self.digests
+
+    @property
     def fingerprint(self) -> str:
         """`sha256:…` of the visual weights' values, whichever file they came from."""
-        return fingerprint(self.visual)
+        return self.weight_digests().visual
 
-    @cached_property
-    def rest_fingerprint(self) -> str:
-        """The same of all other weights."""
-        return fingerprint(other_state(self.state_dict()))
-
-    @cached_property
+    @property
     def identity(self) -> str:
-        """`sha256:…` of all that decides an answer: both towers, temperature, architecture, preprocessing.
+        """`sha256:…` of everything that decides an answer: towers, temperature, architecture, preprocessing.
 
-        A correction is no part of it, nor are precision, device and the file's layout.
+        Correction, precision, device and the file's layout are not part of it.
         """
-        return identity(self.config, self.fingerprint, self.rest_fingerprint)
-
-    def stand_for(self, original: Clip) -> Clip:
-        """Give this copy, whose values may be rounded, the fingerprint and identity of its original."""
-        self.__dict__.update(fingerprint=original.fingerprint, identity=original.identity)
-        return self
+        return identity(self.config, self.weight_digests())
 
     @property
     def correction(self) -> Correction | None:
-        """The change of the image feature that this backbone applies; None: it is the plain backbone."""
-        return self._correction
+        """The change of the image feature that this backbone applies; None for the plain backbone."""
+        return self.variant.correction
+
+    @property
+    def focus(self) -> tuple[Head, ...]:
+        """Heads whose terms are returned next to the image feature."""
+        return self.variant.focus
 
     @property
     def feature_width(self) -> int:
-        """How many values `encode_image` gives per image: E, or 2 E with a focus."""
+        """Number of values that `encode_image` returns per image: E, or 2 E with a focus."""
         return self.config.embed_dim * (2 if self.focus else 1)
 
     @property
@@ -139,6 +133,8 @@ class Clip(nn.Module):
     def corrected(self, correction: Correction | None) -> Clip:
         """The same weights with (another) correction of the image feature; this object stays as it is.
 
+        The same correction returns the same object, so that adapters share its work.
+
         Example:
             >>> from dear.clip.correction import Correction
             >>> clip = Clip(ClipConfig.named("ViT-B-32"))
@@ -147,42 +143,24 @@ class Clip(nn.Module):
             >>> torch.equal(half.encode_image(pixels) * 2, clip.encode_image(pixels))
             True
         """
-        if self.focus:
-            return self.focused(()).corrected(correction).focused(self.focus)
-        if correction is not None:
-            self.config.vision.check_heads(correction.heads)
-            own, width = correction.bias.numel(), self.config.embed_dim
-            if own != width:
-                raise UsageError(f"the correction is for features of width {own}, not {width}")
-        other = shared_copy(self, type(self))
-        other.visual, other._correction = self.visual.with_correction(correction), correction
-        other._plain = () if correction is None else (self.plain,)
-        return other
+        return as_variant(self, Variant(correction, self.focus))
 
     def focused(self, heads: Sequence[Head]) -> Clip:
-        """The same weights with the contribution of some heads beside the image feature; () for none.
+        """The same weights with the terms of some heads next to the image feature; () for none.
 
-        `encode_image` then gives [B, 2 E]: the image feature, and the part of it that these heads add.
-        The same heads give the same object, so that adapters share its work.
+        `encode_image` then returns [B, 2 E]: the image feature, and the part of it that these heads add.
+        The same heads return the same object, so that adapters share its work.
         """
-        chosen = self.config.vision.check_heads(heads)
-        base = self._unfocused[0] if self._unfocused else self
-        if not chosen:
-            return base
-        self.visual.require_class_token("a focus on heads")
-        cached = _focused.setdefault(base, WeakValueDictionary())
-        found = cached.get(chosen)
-        if found is None:
-            found = cached[chosen] = shared_copy(base, type(base))
-            found.focus, found._unfocused, found._plain = chosen, (base,), (base.plain,)
-        return found
+        return as_variant(self, Variant(self.correction, tuple(sorted(set(heads)))))
+
+    def cast(self, dtype: torch.dtype) -> Clip:
+        """The same variant with its matrices in `dtype`, norms and residual stream in float32; made once."""
+        return cast(self, dtype)
 
     def folded(self) -> Clip:
-        """A plain CLIP of its own whose weights hold the correction."""
-        plain = copy.deepcopy(self.corrected(None))
+        """A plain CLIP with its own tensors whose weights contain the correction."""
+        plain = self.plain.copy()
         if self.correction is not None:
-            plain.__dict__.pop("fingerprint", None)
-            plain.__dict__.pop("identity", None)
             visual = plain.visual
             if visual.proj is None or visual.pool is not None or visual.proj_bias is not None:
                 raise UsageError("only a plain CLIP can hold a correction in its weights")
@@ -208,13 +186,15 @@ class Clip(nn.Module):
         """An image to normalized pixels [3, S, S], as the model was trained."""
         return normalize(resize_crop(image, self.config.view), self.config.mean, self.config.std)
 
-    @torch.no_grad()
     def encode_image(self, pixels: Tensor) -> Tensor:
         """Normalized pixels [B, 3, S, S] to image features [B, E], not of unit length; see also `focused`."""
-        if self.focus:
-            return focused_features(self.visual, pixels.to(self.device), (self.focus,))
-        features: Tensor = self.visual(pixels.to(self.device))
-        return features
+        with torch.no_grad():
+            pixels, visual = pixels.to(self.device), self.visual
+            if not self.focus:
+                features: Tensor = visual(pixels)
+                return features
+            features, terms = visual.features_and_terms(visual.embed(pixels), 1, (self.focus,))
+        return torch.cat([features, *terms], dim=-1)
 
     @torch.no_grad()
     def encode_text(self, texts: Sequence[str] | Tensor) -> Tensor:
@@ -229,6 +209,3 @@ class Clip(nn.Module):
         if len(ids) == 0:
             return torch.empty(0, self.config.embed_dim, device=self.device, dtype=self.dtype)
         return torch.cat([self.text(part.to(self.device)) for part in ids.split(_TEXTS_AT_ONCE)])
-
-
-_focused: WeakKeyDictionary[Clip, WeakValueDictionary[tuple[Head, ...], Clip]] = WeakKeyDictionary()

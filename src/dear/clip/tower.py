@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -328,18 +328,6 @@ class Stretch(NamedTuple):
     edit: Edit | None
     read: Tensor | None
     record: Record | None
-
-
-M = TypeVar("M", bound=nn.Module)
-
-
-def shared_copy(module: nn.Module, kind: type[M]) -> M:
-    """A module of a kind on the tensors and children of another, which can be given others of its own."""
-    other = kind.__new__(kind)
-    other.__dict__ = dict(module.__dict__)
-    for table in ("_parameters", "_buffers", "_modules"):
-        other.__dict__[table] = dict(module.__dict__[table])
-    return other
 
 
 class Tower(nn.Module):

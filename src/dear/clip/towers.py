@@ -5,32 +5,41 @@ The configuration chooses patches, positions, pooling and projection; `dear.clip
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dear.clip.config import Head, TextConfig, TowerConfig, VisionConfig
-from dear.clip.correction import Correction, pooled_correction
+from dear.clip.correction import AppliedCorrection, Correction, apply_to
 from dear.clip.edit import Edit, Record
 from dear.clip.rotary import RotaryAngles, grid_angles
+from dear.clip.rows import (
+    ClassRow,
+    Rows,
+    direct_term,
+    final_norm,
+    head_sum,
+    rows_without_heads,
+    spread_of,
+)
+from dear.clip.sharing import replace
 from dear.clip.tower import (
     MLP,
     Attention,
     Block,
     LayerNorm,
     Linear,
-    Stretch,
     Tower,
     attend_eager,
     attend_fused,
-    shared_copy,
 )
-from dear.clip.without import norm_without_heads, without_heads
 from dear.errors import InputError, UsageError
 
 
 class AttentionPool(nn.Module):
-    """One learned probe that asks all tokens; its answer z becomes z + MLP(norm(z))."""
+    """Attention pooling with one learned query; the pooled z becomes z + MLP(norm(z))."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -74,7 +83,7 @@ class Patches(nn.Module):
     def __init__(self, width: int, size: int, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, 3, size, size))
-        self.register_parameter("bias", nn.Parameter(torch.empty(width)) if bias else None)
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, S, S] -> [B, patches, D]; pixels beyond the last whole patch are not read."""
@@ -98,10 +107,6 @@ class Patches(nn.Module):
 class VisionTower(Tower):
     """An image tower of any of the supported families, and a correction of its feature if it has one."""
 
-    correction_matrix: Tensor | None
-    correction_bias: Tensor | None
-    pooled_matrix: Tensor | None
-    pooled_bias: Tensor | None
     class_token: nn.Parameter | None
     proj: nn.Parameter | None
     proj_bias: nn.Parameter | None
@@ -111,31 +116,26 @@ class VisionTower(Tower):
         self.shape = config
         width = config.width
         self.patch = Patches(width, config.patch_size, config.patch_bias)
-        self.register_parameter(
-            "class_token", nn.Parameter(torch.empty(width)) if config.class_token else None
-        )
+        self.class_token = nn.Parameter(torch.empty(width)) if config.class_token else None
         self.positions = nn.Parameter(torch.empty(config.positions, width))
         self.ln_pre = LayerNorm(width, config.eps) if config.pre_norm else None
         self.ln_post = LayerNorm(width, config.eps)
         self.pool = AttentionPool(config) if config.pool == "attention" else None
-        matrix = nn.Parameter(torch.empty(width, embed_dim)) if config.projection else None
-        self.register_parameter("proj", matrix)
+        self.proj = nn.Parameter(torch.empty(width, embed_dim)) if config.projection else None
         bias = config.projection and config.projection_bias
-        self.register_parameter("proj_bias", nn.Parameter(torch.empty(embed_dim)) if bias else None)
+        self.proj_bias = nn.Parameter(torch.empty(embed_dim)) if bias else None
         self._angles: RotaryAngles | None = None
-        self.ablated_heads: tuple[Head, ...] = ()  # heads whose terms the feature goes without
-        for name in ("correction_matrix", "correction_bias", "pooled_matrix", "pooled_bias"):
-            self.register_buffer(name, None, persistent=False)  # a correction is no weight of the backbone
+        self.correction: AppliedCorrection | None = None  #: of the feature; it is no weight of the backbone
 
     def with_correction(self, correction: Correction | None) -> VisionTower:
         """A tower on the same weights with (another) correction of its feature, or none."""
-        other, device = shared_copy(self, type(self)), self.positions.device
-        other.ablated_heads = () if correction is None else tuple(sorted(correction.heads))
-        other.correction_matrix = None if correction is None else correction.matrix.to(device)
-        other.correction_bias = None if correction is None else correction.bias.to(device)
-        matrix, bias = (None, None) if correction is None else pooled_correction(self, correction)
-        other.pooled_matrix, other.pooled_bias = matrix, bias
-        return other
+        applied = None if correction is None else apply_to(self, correction)
+        return replace(self, type(self), correction=applied)
+
+    @property
+    def removed_heads(self) -> tuple[Head, ...]:
+        """Heads whose terms are left out of the feature."""
+        return () if self.correction is None else self.correction.heads
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Normalized pixels [B, 3, S, S] to the input of layer 1, [B, N, D], the class token first."""
@@ -162,24 +162,29 @@ class VisionTower(Tower):
             return self._angles
         return self._angles.with_unrotated_rows(edit.count, edit.at)
 
-    def run_layers(self, given: Stretch) -> Tensor:
-        """As the base's; where heads are removed, rows of the last layer are what `norm_rows` expects."""
-        if not self.ablated_heads or given.last < self.config.layers:
-            return super().run_layers(given)
-        return without_heads(self, super().run_layers, given)
+    def final_rows(
+        self,
+        x: Tensor,
+        first: int = 1,
+        edit: Edit | None = None,
+        read: Tensor | None = None,
+        record: Record | None = None,
+    ) -> Rows:
+        """Run layers `first` to the last on x [B, N, D]; what the final norm reads of the rows `read`."""
+        if self.removed_heads:
+            return rows_without_heads(self, x, first, edit, read, record)
+        return Rows(self.run(x, first, edit=edit, read=read, record=record))
 
-    def norm_rows(self, x: Tensor) -> Tensor:
-        """Final norm of rows [..., D] that `run` returned for the last layer."""
-        if not self.ablated_heads:
-            normed: Tensor = self.ln_post(x)
-            return normed
-        return norm_without_heads(self.ln_post.weight, self.ln_post.bias, x)
+    def norm_rows(self, rows: Rows) -> Tensor:
+        """Final norm of rows [B, R, D] of the last layer."""
+        norm = self.ln_post
+        return final_norm(rows, norm.weight, norm.bias, norm.eps).to(rows.x.dtype)
 
     def correct(self, features: Tensor) -> Tensor:
         """The affine part of the correction, on features [..., E]; without one they stay as they are."""
-        if self.correction_matrix is None or self.correction_bias is None:
+        if self.correction is None:
             return features
-        return features @ self.correction_matrix.to(features.dtype) + self.correction_bias.to(features.dtype)
+        return features @ self.correction.matrix.to(features) + self.correction.bias.to(features)
 
     def correct_pooled(self, pooled: Tensor) -> Tensor:
         """Pooled vectors [..., D] reduced to their corrected feature, to which `into_space` maps them.
@@ -187,36 +192,40 @@ class VisionTower(Tower):
         A learned projection reads these: in the full pooled vector it could find again what is removed from
         the feature. Without a correction they stay as they are.
         """
-        if self.pooled_matrix is None or self.pooled_bias is None:
+        if self.correction is None:
             return pooled
-        return pooled @ self.pooled_matrix.to(pooled.dtype) + self.pooled_bias.to(pooled.dtype)
+        return pooled @ self.correction.pooled_matrix.to(pooled) + self.correction.pooled_bias.to(pooled)
 
     def read_rows(self, extra: int = 0) -> Tensor | None:
         """The rows of the last layer that `pooled` needs with `extra` tokens at the end; None: all."""
         if self.pool is not None:
             return None
         device, length = self.positions.device, len(self.positions)
-        own = torch.zeros(1, dtype=torch.long, device=device)
-        return torch.cat([own, torch.arange(length, length + extra, device=device)])
+        first = torch.zeros(1, dtype=torch.long, device=device)
+        return torch.cat([first, torch.arange(length, length + extra, device=device)])
 
-    def pooled(self, x: Tensor, extra: int = 0) -> Tensor:
+    def pooled(self, rows: Rows, extra: int = 0) -> Tensor:
         """The image's vector and one per extra token, normed, before the projection: [B, 1 + extra, D].
 
         Args:
-            x: the last layer's rows `read_rows(extra)`.
-            extra: how many extra tokens stand at the end.
+            rows: the last layer's rows `read_rows(extra)`.
+            extra: number of extra tokens, at the end of the sequence.
 
-        With a class token these are the rows themselves. With attention pooling the probe asks the original
-        tokens, and extra token t asks them too, with the query `probe + norm(x_t)`: each extra token gives a
-        vector of the same space, and no extra token changes the image's own.
+        With a class token these are the rows themselves. With attention pooling the probe queries the
+        original tokens, and extra token t queries them too, with `probe + norm(x_t)`: each extra token
+        becomes a vector of the same space, and none changes the image's vector.
         """
-        y = self.norm_rows(x)
+        y = self.norm_rows(rows)
         if self.pool is None:
             return y
         originals = y.shape[1] - extra
-        own = y[:, originals:] + self.pool.probe.to(y.dtype) if extra else None
-        pooled: Tensor = self.pool(y[:, :originals], own, self.fused)
+        queries = y[:, originals:] + self.pool.probe.to(y.dtype) if extra else None
+        pooled: Tensor = self.pool(y[:, :originals], queries, self.fused)
         return pooled
+
+    def image_vector(self, rows: Rows) -> Tensor:
+        """The image's pooled vector [B, D], before the projection, from the last layer's `read_rows()`."""
+        return self.pooled(rows)[:, 0]
 
     def into_space(self, pooled: Tensor) -> Tensor:
         """Pooled vectors [..., D] to features [..., E]."""
@@ -225,15 +234,47 @@ class VisionTower(Tower):
         features = pooled @ self.proj
         return features if self.proj_bias is None else features + self.proj_bias
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, rows: Rows) -> Tensor:
         """Image features [B, E] of the last layer's rows `read_rows()`, corrected."""
-        return self.correct(self.into_space(self.pooled(x)[:, 0]))
+        return self.correct(self.into_space(self.image_vector(rows)))
 
-    def project(self, x: Tensor) -> Tensor:
-        """Final norm, projection and correction of single rows [..., D] to features [..., E]."""
+    def project(self, rows: Rows) -> Tensor:
+        """Final norm, projection and correction of single rows [B, R, D] to features [B, R, E]."""
         if self.pool is not None:
             raise UsageError("this image tower pools its tokens by attention: a single token has no feature")
-        return self.correct(self.into_space(self.norm_rows(x)))
+        return self.correct(self.into_space(self.norm_rows(rows)))
+
+    def features_and_terms(
+        self, x: Tensor, first: int, groups: Sequence[Sequence[Head]]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Image features [B, E], and the sum of the terms of each group of heads, [B, E] each.
+
+        Args:
+            x: [B, N, D], the input of layer `first`; no head of the groups is in a layer before it.
+            first: number of that layer.
+            groups: (layer, head) pairs of each group.
+
+        A correction of the feature applies to the terms: removed heads add nothing, and its matrix maps what
+        the others add.
+        """
+        layers = [layer for heads in (*groups, self.removed_heads) for layer, _ in heads]
+        start, record = max(first, min(layers)), ClassRow()
+        x = self.run(x, first, start - 1)
+        rows = self.final_rows(x, start, read=self.read_rows(), record=record)  # [B, 1, D]
+        return self.features(rows), self.head_terms(rows, record, groups)
+
+    def head_terms(self, rows: Rows, record: Record, groups: Sequence[Sequence[Head]]) -> list[Tensor]:
+        """The sum of the terms of each group of heads, [B, E], from the class token's row and record."""
+        x = rows.x[:, 0].float()
+        spread = spread_of(x, self.ln_post.eps) if rows.spread is None else rows.spread[:, 0].float()
+        terms = []
+        for heads in groups:
+            present = [head for head in heads if head not in self.removed_heads]
+            term = direct_term(self, head_sum(self, record, present, x), spread)
+            if self.correction is not None:
+                term = term @ self.correction.matrix.to(term)
+            terms.append(term.to(rows.x.dtype))
+        return terms
 
     def forward(self, pixels: Tensor, edit: Edit | None = None, record: Record | None = None) -> Tensor:
         """Images to features [B, E]."""
@@ -243,10 +284,10 @@ class VisionTower(Tower):
         self, x: Tensor, first: int = 1, edit: Edit | None = None, record: Record | None = None
     ) -> Tensor:
         """The input of layer `first` [B, N, D] to image features [B, E], under `edit`."""
-        x = self.run(x, first=first, edit=edit, read=self.read_rows(), record=record)
+        rows = self.final_rows(x, first, edit, self.read_rows(), record)
         if self.pool is not None and edit is not None and edit.count:
-            x = _without(x, edit)
-        return self.features(x)
+            rows = rows._replace(x=_original_tokens(rows.x, edit))
+        return self.features(rows)
 
     def prefix(self, pixels: Tensor, first: int = 1) -> Tensor:
         """The input of layer `first`, [B, N, D], for pixels [B, 3, S, S]; 1: the embedded patches.
@@ -256,6 +297,11 @@ class VisionTower(Tower):
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and pixels.requires_grad):
             return self.run(self.embed(pixels), last=first - 1)
+
+    @torch.no_grad()
+    def pooled_image(self, pixels: Tensor) -> Tensor:
+        """The image's pooled vector [B, D], before the projection, of pixels [B, 3, S, S]; no gradient."""
+        return self.image_vector(self.final_rows(self.embed(pixels), read=self.read_rows()))
 
     def frozen_features(self, prefix: Tensor, first: int = 1) -> Tensor:
         """Features [B, E] of the frozen tower from the input of layer `first`; without gradient."""
@@ -267,8 +313,8 @@ class VisionTower(Tower):
 
         With a class token these are the last layer's rows, normed; see `pooled` for other towers.
         """
-        x = self.run(prefix, first=first, edit=edit, read=self.read_rows(edit.count))
-        pooled = self.pooled(x, edit.count)  # [B, 1 + T, D]
+        rows = self.final_rows(prefix, first, edit, self.read_rows(edit.count))
+        pooled = self.pooled(rows, edit.count)  # [B, 1 + T, D]
         return pooled[:, 0], pooled[:, 1:]
 
     def require_class_token(self, who: str) -> None:
@@ -286,7 +332,7 @@ class VisionTower(Tower):
         return torch.eye(self.config.width, device=self.positions.device, dtype=self.positions.dtype)
 
 
-def _without(x: Tensor, edit: Edit) -> Tensor:
+def _original_tokens(x: Tensor, edit: Edit) -> Tensor:
     """The original tokens of a sequence [B, N + T, D] with extra tokens."""
     at = x.shape[1] - edit.count if edit.at is None else edit.at
     return torch.cat([x[:, :at], x[:, at + edit.count :]], dim=1)
@@ -305,10 +351,12 @@ class TextTower(Tower):
         self.positions = nn.Parameter(torch.empty(config.context, config.width))
         self.ln_final = LayerNorm(config.width, config.eps)
         self.proj = nn.Parameter(torch.empty(config.width, embed_dim))
-        bias = nn.Parameter(torch.empty(embed_dim)) if config.projection_bias else None
-        self.register_parameter("proj_bias", bias)
+        self.proj_bias = nn.Parameter(torch.empty(embed_dim)) if config.projection_bias else None
         # A reduced vocabulary keeps the rows that training used and maps every other id to one shared row.
-        self.register_buffer("rows", torch.zeros(config.vocab, dtype=torch.long) if rows else None)
+        if rows:
+            self.register_buffer("rows", torch.zeros(config.vocab, dtype=torch.long))
+        else:
+            self.rows = None
 
     @property
     def first_word(self) -> int:

@@ -7,14 +7,14 @@ shares every weight with the original.
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
 from dear.calibration.scales import apply_scales
 from dear.clip.model import Clip
-from dear.clip.tower import shared_copy
+from dear.clip.sharing import map_tensors, replace
+from dear.clip.towers import TextTower, VisionTower
+from dear.clip.variant import as_variant
 from dear.errors import UsageError
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
@@ -34,17 +34,20 @@ class _Traceable(Clip):
 
 def traceable_clip(clip: Clip) -> Clip:
     """A float32 copy on the CPU for tracing, with written-out attention; weights are shared if possible."""
-    if clip.focus:  # its unfocused backbone must be the copy, too
-        return traceable_clip(clip.focused(())).focused(clip.focus)
-    number, original = clip.logit_scale, clip
-    if clip.dtype != torch.float32 or clip.device.type != "cpu":
-        clip = copy.deepcopy(clip).to("cpu", torch.float32)
-    twin = shared_copy(clip, _Traceable)
-    # Copies of the towers: their switch to written-out attention leaves the originals alone.
-    twin.visual = shared_copy(clip.visual, type(clip.visual))
-    twin.text = shared_copy(clip.text, type(clip.text))
-    twin.number = number
-    return twin.stand_for(original).use_fused(False)
+
+    def place(owner: nn.Module, tensor: Tensor) -> Tensor:
+        return tensor.to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype)
+
+    plain = map_tensors(clip.plain, place)
+    twin = replace(
+        plain,
+        _Traceable,
+        number=clip.logit_scale,
+        digests=clip.weight_digests(),
+        visual=replace(plain.visual, VisionTower, fused=False),
+        text=replace(plain.text, TextTower, fused=False),
+    )
+    return as_variant(twin, clip.variant)
 
 
 def traceable_method(method: Method) -> Method:

@@ -63,7 +63,7 @@ def attention_maps(clip: Clip, pixels: Tensor, keys: Sequence[Head]) -> Tensor:
         raise UsageError(
             f"{clip.name} pools its tokens by attention: it has no class token whose attention could be shown"
         )
-    clip = clip.corrected(None)  # what heads do in the plain backbone
+    clip = clip.plain  # what heads do in the plain backbone
     visual, side = clip.visual, clip.config.vision.side
     layers = sorted({layer for layer, _ in keys})
     maps = dict(zip(layers, head_maps(clip, layers), strict=True))  # [H, d, E] each

@@ -26,6 +26,7 @@ from torch import Tensor
 from dear.clip.correction import Correction
 from dear.clip.edit import Record
 from dear.clip.model import Clip
+from dear.clip.rows import direct_term, spread_of
 from dear.clip.tower import Block
 from dear.clip.towers import AttentionPool, VisionTower
 from dear.errors import UsageError
@@ -80,16 +81,15 @@ def head_maps(clip: Clip, layers: Sequence[int]) -> Tensor:
     With attention pooling of G heads, d is G times as large.
     """
     visual, heads = clip.visual, clip.config.vision.heads
-    scale, project = visual.ln_post.weight.float(), visual.space_matrix().float()
-    further = None if visual.pool is None else _pool_maps(visual.pool, project)
+    pool_maps = None if visual.pool is None else _pool_maps(visual.pool, visual.space_matrix().float())
     maps = []
     for layer in layers:
         out = block_of(visual, layer).attn.o.weight.float().T  # [D, D]: rows of head h are h·d to (h+1)·d
-        out = (out - out.mean(dim=1, keepdim=True)) * scale  # LayerNorm subtracts the mean over the width
-        if further is None:
-            maps.append((out @ project).unflatten(0, (heads, -1)))  # [H, d, E]
+        if pool_maps is None:
+            maps.append(direct_term(visual, out).unflatten(0, (heads, -1)))  # [D, E] -> [H, d, E]
         else:
-            each = torch.einsum("hdw,gwe->hgde", out.unflatten(0, (heads, -1)), further)
+            normed = (out - out.mean(dim=1, keepdim=True)) * visual.ln_post.weight.float()
+            each = torch.einsum("hdw,gwe->hgde", normed.unflatten(0, (heads, -1)), pool_maps)
             maps.append(each.flatten(1, 2))  # [H, G·d, E]
     return torch.stack(maps)
 
@@ -105,7 +105,7 @@ def _pool_maps(pool: AttentionPool, project: Tensor) -> Tensor:
 @torch.no_grad()
 def head_outputs(clip: Clip, batch: Tensor, layers: Sequence[int]) -> HeadOutputs:
     """Scaled class-token outputs of the heads of `layers`, for images [B, 3, S, S]."""
-    clip = clip.corrected(None)  # contributions are those of the plain backbone
+    clip = clip.plain  # contributions are those of the plain backbone
     visual = clip.visual
     if visual.pool is not None:
         run = _PooledRun(clip, visual.pool, batch, layers)
@@ -114,9 +114,10 @@ def head_outputs(clip: Clip, batch: Tensor, layers: Sequence[int]) -> HeadOutput
     if layers[0] > 1:
         x = visual.run(x, last=layers[0] - 1)
     record = Record()
-    last = visual.run(x, first=layers[0], read=_class_row(clip), record=record)[:, 0]  # [B, D]
-    outputs = _recorded(record, layers) / _spread(clip, last)[:, None, None]
-    return HeadOutputs(outputs, visual.project(last).float())
+    rows = visual.final_rows(x, layers[0], read=_class_row(clip), record=record)  # [B, 1, D]
+    spread = _spread(clip, rows.x[:, 0])  # [B, 1]
+    outputs = _recorded(record, layers) / spread[:, None, None]
+    return HeadOutputs(outputs, visual.project(rows)[:, 0].float())
 
 
 @torch.no_grad()
@@ -165,9 +166,7 @@ def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) ->
             rest = rest + _recorded(record, [layer]).flatten(1) @ project.weight.float().T
     outputs = _recorded(record, chosen) / spread[:, None, None]
     heads = torch.einsum("blhd,lhde->blhe", outputs, head_maps(clip, chosen))
-    norm = visual.ln_post
-    centered = (rest - rest.mean(dim=1, keepdim=True)) / spread
-    rest = (centered * norm.weight.float() + norm.bias.float()) @ visual.space_matrix().float()
+    rest = direct_term(visual, rest, spread) + visual.ln_post.bias.float() @ visual.space_matrix().float()
     if visual.proj_bias is not None:
         rest = rest + visual.proj_bias.float()
     return Contributions(heads, rest, chosen)
@@ -184,8 +183,9 @@ def _corrected(clip: Clip, batch: Tensor, layers: tuple[int, ...], correction: C
     heads = plain.heads * present[..., None] @ matrix
     shown = [layer in layers for layer in plain.layers]
     hidden = heads[:, [not yes for yes in shown]].sum(dim=(1, 2))
-    own = None if plain.pool_heads is None else plain.pool_heads @ matrix
-    return Contributions(heads[:, shown], plain.rest @ matrix + bias + hidden, layers, plain.explained, own)
+    rest = plain.rest @ matrix + bias + hidden
+    pool_heads = None if plain.pool_heads is None else plain.pool_heads @ matrix
+    return Contributions(heads[:, shown], rest, layers, plain.explained, pool_heads)
 
 
 def explained_share(clip: Clip, batch: Tensor) -> float | None:
@@ -219,8 +219,8 @@ class _PooledRun:
         linear = visual.into_space(pooled).float()
         self.explained = (linear * self.features).sum(-1) / self.features.square().sum(-1)
         #: [B, G, E], what each pooling head adds, its bias left out
-        own = torch.einsum("bgk,gkw->bgw", z[:, :, 0].float(), out)
-        self.pool_heads = own @ visual.space_matrix().float()
+        added = torch.einsum("bgk,gkw->bgw", z[:, :, 0].float(), out)
+        self.pool_heads = added @ visual.space_matrix().float()
 
 
 def _recorded(record: Record, layers: Sequence[int]) -> Tensor:
@@ -230,8 +230,7 @@ def _recorded(record: Record, layers: Sequence[int]) -> Tensor:
 
 def _spread(clip: Clip, rows: Tensor) -> Tensor:
     """What `ln_post` divides rows [..., D] by, [..., 1]."""
-    variance = rows.float().var(dim=-1, keepdim=True, unbiased=False)
-    return (variance + clip.visual.ln_post.eps).sqrt()
+    return spread_of(rows.float(), clip.visual.ln_post.eps)
 
 
 def _class_row(clip: Clip) -> Tensor:

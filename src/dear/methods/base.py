@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dear.clip.model import Clip
-from dear.clip.precision import cached_cast, matrix_dtype
+from dear.clip.variant import matrix_dtype
 from dear.errors import RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods.frozen import (
@@ -63,6 +62,16 @@ class NoConfig:
 
 
 M = TypeVar("M", bound="Method")
+Cache = dict[str, tuple[tuple[tuple[int, int], ...], Tensor]]
+
+
+class _Bound(NamedTuple):
+    """What a method keeps of its texts on another copy of its backbone, for `in_precision`."""
+
+    clip: Clip
+    of: ClassPrompts  #: the method's prompts at that time
+    prompts: ClassPrompts
+    cache: Cache
 
 
 class Method(nn.Module):
@@ -140,7 +149,8 @@ class Method(nn.Module):
         self.prompts = ClassPrompts(clip, classes, template, ids)
         self.trained_classes = self.prompts.classes if trained is None else tuple(trained)
         self.notice: str | None = None  #: a sentence the user should see
-        self._cache: dict[str, tuple[tuple[tuple[int, int], ...], Tensor]] = {}
+        self._cache: Cache = {}
+        self._last_bound: _Bound | None = None
         self.build(torch.Generator().manual_seed(seed))
         self._start_shapes = {name: tensor.shape for name, tensor in self.state_dict().items()}
 
@@ -409,7 +419,7 @@ class Method(nn.Module):
         clip = clip.focused(self.clip.focus)
         other._clip = (clip,)
         other.prompts = self.prompts.on(clip)
-        other._cache = {}
+        other._cache, other._last_bound = {}, None
         return other
 
     def cached(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
@@ -426,9 +436,6 @@ class Method(nn.Module):
         return tuple((t.data_ptr(), t._version) for t in (*self.parameters(), *self.buffers()))
 
 
-_texts: WeakKeyDictionary[Method, tuple[Clip, Any, Any, Any]] = WeakKeyDictionary()
-
-
 def in_precision(method: M, precision: str) -> M:
     """`method` bound to its backbone in a precision; `method` itself stays as it is.
 
@@ -438,11 +445,10 @@ def in_precision(method: M, precision: str) -> M:
     """
     clip = method.clip
     if precision != "auto" or clip.dtype == torch.float32:
-        clip = cached_cast(clip, matrix_dtype(precision, clip.device))
-    bound = method.bound(clip)
-    cached = _texts.get(method)
-    if cached is not None and cached[0] is clip and cached[1] is method.prompts:
-        bound.prompts, bound._cache = cached[2], cached[3]
+        clip = clip.cast(matrix_dtype(precision, clip.device))
+    bound, known = method.bound(clip), method._last_bound
+    if known is not None and known.clip is clip and known.of is method.prompts:
+        bound.prompts, bound._cache = known.prompts, known.cache
     else:
-        _texts[method] = (clip, method.prompts, bound.prompts, bound._cache)
+        method._last_bound = _Bound(clip, method.prompts, bound.prompts, bound._cache)
     return bound

@@ -32,7 +32,6 @@ from msgspec import Meta
 from torch import Tensor
 
 from dear.clip.edit import BlockMask, Edit, LayerEdit
-from dear.clip.focus import focused_from
 from dear.clip.gpu.streams import side_by_side
 from dear.errors import RoleError, UsageError
 from dear.heads.names import CONCEPTS, CORE
@@ -404,10 +403,10 @@ class DeAR(Method):
             return stage, x, at
         with torch.no_grad():
             if isinstance(at, int) and at <= focus[0][0]:  # go on where the tower was run to
-                both = focused_from(visual, x, at, (focus,))
+                _, terms = visual.features_and_terms(x, at, (focus,))
             else:
-                both = focused_from(visual, visual.embed(pixels), 1, (focus,))
-        return (*stage, both[:, self.clip.config.embed_dim :]), x, at
+                _, terms = visual.features_and_terms(visual.embed(pixels), 1, (focus,))
+        return (*stage, *terms), x, at
 
     def _adapted(self, frozen: Frozen) -> tuple[Tensor, Tensor]:
         """Features of the class token [B, E] and of the other voters [B, V, E] from the frozen stage."""

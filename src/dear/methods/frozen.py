@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from dear.clip.model import Clip
@@ -57,9 +56,7 @@ def frozen_input(clip: Clip, cut: Cut, pixels: Tensor) -> Tensor:
     if isinstance(cut, int):
         return visual.prefix(pixels, cut)
     if cut == "pooled":
-        with torch.no_grad():
-            rows = visual.run(visual.embed(pixels), read=visual.read_rows())
-            return visual.pooled(rows)[:, 0]
+        return visual.pooled_image(pixels)
     return clip.encode_image(pixels) if cut == "feature" else pixels
 
 

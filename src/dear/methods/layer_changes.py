@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dear.clip.edit import Edit, LayerEdit
 from dear.clip.model import Clip
+from dear.clip.rows import Rows, final_norm
 from dear.clip.tower import LayerNorm
 from dear.clip.towers import TextTower, VisionTower
-from dear.clip.without import norm_without_heads
 from dear.methods.base import Method
 from dear.methods.headtools import fold
 
@@ -81,15 +80,12 @@ class LayerChanges:
         weight, bias = (method.get_parameter(f"{self.side}_end_norm_{part}") for part in ("weight", "bias"))
         return weight, bias, method.get_parameter(f"{self.side}_projection") if self.projection else None
 
-    def project(self, method: Method, rows: Tensor) -> Tensor:
-        """Rows [..., D] of the last layer to features [..., E] under the changed norm and projection."""
+    def project(self, method: Method, rows: Rows) -> Tensor:
+        """Rows [B, R, D] of the last layer to features [B, R, E] under the changed norm and projection."""
         norm, image = end_norm(method.clip, self.side), self.side == "image"
         to_weight, to_bias, to_projection = self.added(method)
         weight, bias = norm.weight + to_weight, norm.bias + to_bias
-        if image and method.clip.visual.ablated_heads:
-            normed = norm_without_heads(weight, bias, rows.to(weight.dtype))
-        else:
-            normed = F.layer_norm(rows.to(weight.dtype), weight.shape, weight, bias, norm.eps)
+        normed = final_norm(rows, weight, bias, norm.eps)
         projection = self._proj(method.clip)
         if to_projection is not None:
             projection = projection + to_projection
@@ -104,13 +100,13 @@ class LayerChanges:
         if chosen is not None:
             x, end = x[chosen], end[chosen]
         x = method.clip.text.run(x, first=first, edit=self.edit(method), read=end[:, None])
-        return self.project(method, x[:, 0])
+        return self.project(method, Rows(x))[:, 0]
 
     def images(self, method: Method, prefix: Tensor, first: int = 1) -> Tensor:
         """Image features [B, E] from the input of layer `first`, [B, N, D]."""
         read = torch.zeros(1, dtype=torch.long, device=prefix.device)
-        x = method.clip.visual.run(prefix, first=first, edit=self.edit(method), read=read)
-        return self.project(method, x[:, 0])
+        rows = method.clip.visual.final_rows(prefix, first, self.edit(method), read)
+        return self.project(method, rows)[:, 0]
 
 
 @torch.no_grad()

@@ -77,11 +77,11 @@ class ProLIP(Method):
 
     @torch.no_grad()
     def merge(self) -> Clip:
-        correction, visual = self.clip.correction, self.clip.visual
+        correction = self.clip.visual.correction
         plain = fold(self.clip.corrected(None))
-        if correction is None or visual.pooled_matrix is None or visual.pooled_bias is None:
+        if correction is None:
             plain.visual.space_matrix().copy_(self.projection)
             return plain
-        plain.visual.space_matrix().copy_(visual.pooled_matrix @ self.projection)
-        bias = visual.pooled_bias @ self.projection
+        plain.visual.space_matrix().copy_(correction.pooled_matrix @ self.projection)
+        bias = correction.pooled_bias @ self.projection
         return plain.corrected(Correction(torch.eye(len(bias)), bias, correction.heads)).folded()

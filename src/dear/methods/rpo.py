@@ -66,7 +66,7 @@ class RPO(Method):
         visual = self.clip.visual
         read = torch.arange(x.shape[1], x.shape[1] + len(self.image), device=x.device)
         edit = edit_of(self.clip.config.vision.layers, visual.before(self.image), self.mask)
-        return visual.project(visual.run(x, edit=edit, read=read))
+        return visual.project(visual.final_rows(x, edit=edit, read=read))
 
     def _texts(self) -> Tensor:
         """Last states of the text prompts, projected, [C, K, E]."""

@@ -18,7 +18,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from dear.clip.config import Head
-from dear.clip.focus import focused_features
 from dear.clip.model import Clip
 from dear.data.batches import over_batches, pixels_for
 from dear.data.images import ImageSet
@@ -97,8 +96,9 @@ class FeatureCache:
         @torch.no_grad()
         def some(reading: ImageSet, rows: list[int]) -> Tensor:
             def compute(missing: list[int]) -> Tensor:
-                pixels = pixels_for(clip, reading, missing)
-                return focused_features(clip.visual, pixels.to(clip.device), groups)
+                x = clip.visual.embed(pixels_for(clip, reading, missing).to(clip.device))
+                features, terms = clip.visual.features_and_terms(x, 1, groups)
+                return torch.cat([features, *terms], dim=1)
 
             return self.rows(what, reading, rows, compute)
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import filelock
 import msgspec
@@ -50,7 +49,6 @@ REQUIRED_FILES = ("config.json", "adapter.safetensors", "metrics.json")
 """Files that every finished run has."""
 FILES = (*REQUIRED_FILES, "roles.json", "log.jsonl", CORRECTION, CALIBRATION, REFERENCE)
 """Files that a finished run may have."""
-_corrected_clips: WeakKeyDictionary[Clip, WeakValueDictionary[str, Clip]] = WeakKeyDictionary()
 
 
 def read_config(folder: str | os.PathLike[str]) -> Spec:
@@ -254,7 +252,7 @@ def load_run(
             f"{folder}: was trained on {config.backbone} ({config.identity[:19]}…), but {clip.name} "
             f"({clip.identity[:19]}…) is {what if same else 'another backbone'}; load the one it had"
         )
-    clip = corrected_backbone(clip, read_correction(folder, config.correction))
+    clip = clip.corrected(read_correction(folder, config.correction))
     try:
         method = _untrained(folder, config, clip, allow_other)
     except DearError as error:
@@ -269,10 +267,11 @@ def load_run(
 
 def _recall_fingerprints(clip: Clip) -> None:
     """Take them from the user's cache if the files did not change since they were hashed, else keep them."""
-    if known := recall(clip.files):
-        clip.__dict__.update(zip(("fingerprint", "rest_fingerprint"), known, strict=True))
+    known = recall(clip.checkpoint_stamp)
+    if known is None:
+        remember(clip.checkpoint_stamp, clip.weight_digests())
     else:
-        remember(clip.files, clip.fingerprint, clip.rest_fingerprint)
+        clip.digests = known
 
 
 def _backbone(folder: Path, config: Spec, backbone: Any, device: str | torch.device) -> Clip:
@@ -293,20 +292,6 @@ def _backbone(folder: Path, config: Spec, backbone: Any, device: str | torch.dev
             "that name; say where it is",
             hint="backbone",
         ) from error
-
-
-def corrected_backbone(clip: Clip, correction: Correction | None) -> Clip:
-    """A backbone with a run's correction in the place of its own.
-
-    Runs with the same correction get the same object, so that adapters share its work.
-    """
-    if correction is None:
-        return clip if clip.correction is None else clip.corrected(None)
-    cached = _corrected_clips.setdefault(clip.plain, WeakValueDictionary())
-    found = cached.get(correction.digest)
-    if found is None:
-        found = cached[correction.digest] = clip.corrected(correction)
-    return found
 
 
 def _untrained(folder: Path, config: Spec, clip: Clip, allow_other: bool) -> Method:

@@ -51,7 +51,7 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
     v = _learned(models, "v")  # [B, 1 + A]
     projections = [_learned(models, name) for name in _projection(first)]
     visual, changes = first.clip.visual, _corrections(models)
-    key = ("dear", id(first.clip.plain), visual.positions.data_ptr(), visual.ablated_heads, stack_key(first))
+    key = ("dear", id(first.clip.plain), visual.positions.data_ptr(), visual.removed_heads, stack_key(first))
 
     early = (_learned(models, "early_tokens"),) if first.config.early_tokens else ()  # [B, L, T, D]
     means = [model.focus_mean for model in models if model.focus_mean is not None]
@@ -83,18 +83,17 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
 
 def _learned(models: Sequence[DeAR], name: str) -> Tensor:
     """A learned tensor of each adapter, stacked; read from the dict, for a Module finds attributes slowly."""
-    return torch.stack([model._parameters[name] for model in models])  # type: ignore[misc]
+    return torch.stack([getattr(model, name) for model in models])
 
 
 def _corrections(models: Sequence[DeAR]) -> tuple[Tensor, ...]:
     """Matrix and bias of each adapter's correction: of features [B, E], and of pooled vectors [B, D]."""
     towers = {id(clip): clip.visual for clip in {model.clip: None for model in models}}
-    if all(tower.correction_matrix is None for tower in towers.values()):
+    corrections = [one for model in models if (one := towers[id(model.clip)].correction) is not None]
+    if not corrections:
         return ()
-    visuals = [towers[id(model.clip)] for model in models]
-    names = ("correction_matrix", "correction_bias", "pooled_matrix", "pooled_bias")
-    found = [[one for visual in visuals if (one := getattr(visual, name)) is not None] for name in names]
-    if all(one is found[0][0] for one in found[0]):  # most often: one concept removed for all
+    found = list(zip(*(one[1:] for one in corrections), strict=True))  # all fields but the heads
+    if all(one is corrections[0] for one in corrections):  # most often: one concept removed for all
         return tuple(part[0].expand(len(models), *part[0].shape) for part in found)
     return tuple(torch.stack(part) for part in found)
 
@@ -140,8 +139,7 @@ def _features(
 
 def _texts(model: DeAR) -> Tensor:
     """Unit text features [C, E] while text tokens stay the same; `Method.cached` costs more per image."""
-    learned = model._parameters["text_tokens"]
-    assert learned is not None
+    learned = model.text_tokens
     stamp = (model.prompts, learned.data_ptr(), learned._version)
     cached: tuple[Any, Tensor] | None = model.__dict__.get("_stack_texts")
     if cached is None or cached[0] != stamp:

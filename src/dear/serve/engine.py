@@ -12,7 +12,7 @@ from torch import Tensor
 from dear.calibration.scales import apply_scales
 from dear.clip.gpu.recorded import Recorder
 from dear.clip.model import Clip
-from dear.clip.precision import cached_cast, matrix_dtype
+from dear.clip.variant import matrix_dtype
 from dear.heads.contributions import head_outputs
 from dear.images.views import normalize
 from dear.methods.base import Method, unit
@@ -74,7 +74,7 @@ class Engine:
     def __init__(self, clip: Clip, precision: str = "auto", run: Recorder | None = None) -> None:
         self.clip = clip
         as_loaded = precision == "auto" and clip.dtype != torch.float32
-        self.tower = clip if as_loaded else cached_cast(clip, matrix_dtype(precision, clip.device))
+        self.tower = clip if as_loaded else clip.cast(matrix_dtype(precision, clip.device))
         self.run = Recorder() if run is None else run  # an empty one counts as false
 
     def prepare(self, answerers: Sequence[Answerer], largest: int) -> int:

@@ -81,7 +81,7 @@ def logits_and_features(
 def _feature_clip(method: Method) -> Clip:
     """The backbone whose feature is the method's, but for the affine part of a correction."""
     clip = method.clip.focused(())
-    return clip if clip.visual.ablated_heads else clip.plain
+    return clip if clip.visual.removed_heads else clip.plain
 
 
 def _stage_and_feature(
@@ -99,7 +99,7 @@ def _stage_and_feature(
 
     key = ("stage and feature", id(clip), clip.visual.positions.data_ptr(), _stage_group(first))
     *parts, features = run(key, both, pixels)
-    return tuple(parts), features if clip.visual.ablated_heads else _corrected(methods, features)
+    return tuple(parts), features if clip.visual.removed_heads else _corrected(methods, features)
 
 
 def _groups(method: Method) -> tuple[tuple[int, Hashable], tuple[Hashable, ...]]:
@@ -118,7 +118,7 @@ def _stage_group(method: Method) -> tuple[int, Hashable]:
     the last layer gives, and what heads that are focused on contribute is corrected as the feature is.
     """
     clip, key = method.clip, (method.cut, method.class_token_at)
-    alone = bool(clip.focus) or (method.cut in ("pooled", "feature") and bool(clip.visual.ablated_heads))
+    alone = bool(clip.focus) or (method.cut in ("pooled", "feature") and bool(clip.visual.removed_heads))
     return id(clip) if alone else id(clip.plain), key
 
 
@@ -128,7 +128,7 @@ def _stage(methods: Sequence[Method], pixels: Tensor, run: Runner) -> Frozen:
     clip = first.clip
     if first.cut == "pixels":
         return first.inference_stage(pixels)
-    if first.cut == "feature" and not clip.visual.ablated_heads and not clip.focus:
+    if first.cut == "feature" and not clip.visual.removed_heads and not clip.focus:
         plain = clip.plain
         shared = ("stage", id(plain), plain.visual.positions.data_ptr(), "feature")
         (features,) = run(shared, lambda given: (plain.encode_image(given),), pixels)
@@ -142,7 +142,7 @@ def _corrected(methods: Sequence[Method], features: Tensor) -> Tensor:
     found = features
     for rows in _grouped([id(method.clip) for method in methods]).values():
         visual = methods[rows[0]].clip.visual
-        if visual.correction_matrix is not None:
+        if visual.correction is not None:
             found = features.clone() if found is features else found
             found[rows] = visual.correct(features[rows])
     return found
@@ -168,7 +168,7 @@ def _stack_group(method: Method) -> tuple[Hashable, ...]:
     """Methods with equal groups are computed in one pass where the first entry is not None."""
     visual, stack = method.clip.visual, STACKS.get(type(method))
     key = None if stack is None else stack.key(method)
-    return key, visual.ablated_heads, visual.correction_matrix is None
+    return key, visual.removed_heads, visual.correction is None
 
 
 def _one_by_one(methods: Sequence[Method], frozen: Frozen, mode: str | None) -> list[Tensor]:

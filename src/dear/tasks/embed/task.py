@@ -11,7 +11,7 @@ from torch import Tensor
 from dear.clip.factory import load
 from dear.clip.gpu.recorded import Recorder
 from dear.clip.model import Clip
-from dear.clip.precision import cached_cast, matrix_dtype
+from dear.clip.variant import matrix_dtype
 from dear.data.batches import name_of, over_batches, pixels_for
 from dear.data.images import ImageSet, ListedImages
 from dear.methods.base import unit
@@ -28,7 +28,7 @@ _GPU_BATCH = 256  # a part of a shard, so that reading ahead goes on from one sh
 
 def embedder(clip: Clip) -> Compute:
     """From paths to a table `path, embedding, error`; unit length, null where an image cannot be read."""
-    tower = cached_cast(clip, matrix_dtype("auto", clip.device))
+    tower = clip.cast(matrix_dtype("auto", clip.device))
     batch = None if clip.device.type == "cpu" else _GPU_BATCH
     run = Recorder()  # the interpreter is left to those who read images
 

@@ -12,7 +12,6 @@ What is not linear on the way (the kernel of a cache model) is held, too, and st
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear.clip.correction import AppliedCorrection
 from dear.clip.edit import insert_tokens
 from dear.clip.model import Clip
+from dear.clip.rows import Rows, spread_of
 from dear.errors import UsageError
 from dear.heads.contributions import block_of
 from dear.heads.names import Head
@@ -73,14 +74,14 @@ class Trace:
                 "taken apart exactly; dear roles shows which share of its features heads explain"
             )
         self._segments: list[Segment] = []
-        self.clip, self.visual = traced(clip.focused(()), self._segments)  # a method focuses it by itself
+        # Without a focus: a method sets its own.
+        self.clip, self.visual, self._constants = traced(clip.focused(()), self._segments)
         self._answer = answer
         self._back: Tensor | None = None  # pseudoinverse of the projection
-        self._constants = self._leaf_constants()
         with torch.enable_grad(), Held() as held:
             logits = answer(self.clip)
         self._logits = logits
-        self._finals = [segment for segment in self._segments if segment.leaf is not None]
+        self._finals = [segment for segment in self._segments if segment.final is not None]
         leaves = [*self._leaves, *(z for final in self._finals for z in final.heads.values())]
         if not _depends(logits, leaves):
             raise UsageError("the score does not depend on the last layer of the image tower")
@@ -95,29 +96,7 @@ class Trace:
 
     @property
     def _leaves(self) -> list[Tensor]:
-        return [segment.leaf for segment in self._finals if segment.leaf is not None]
-
-    def _leaf_constants(self) -> dict[str, Tensor]:
-        """Biases behind the last layer, as gradients' starting points in the traced tower."""
-        visual, found = self.visual, {}
-        norm = copy.copy(visual.ln_post)
-        norm._parameters = dict(norm._parameters)
-        visual._modules = dict(visual._modules)
-        visual._modules["ln_post"] = norm
-        visual._parameters = dict(visual._parameters)
-        for name, owner, kind in (
-            ("norm", norm, "bias"),
-            ("projection", visual, "proj_bias"),
-            ("correction", visual, "correction_bias"),
-            ("correction of tokens", visual, "pooled_bias"),
-        ):
-            value = getattr(owner, kind)
-            if value is not None:
-                leaf = value.detach().clone().requires_grad_()
-                store = owner._parameters if kind in owner._parameters else owner._buffers
-                found[name] = torch.nn.Parameter(leaf) if store is owner._parameters else leaf
-                store[kind] = found[name]
-        return found
+        return [segment.final.x for segment in self._finals if segment.final is not None]
 
     # -- parts of a score -------------------------------------------------------------------------
 
@@ -225,7 +204,7 @@ class Trace:
                     found[:, layer - 1] = (weights[layer - 1] * each[:, :, columns]).float().cpu()
                 x = segment.record[f"blocks.{layer}.out"]
             segment = run_before(self._segments, segment, position)
-        for layer, head in self.visual.ablated_heads:
+        for layer, head in self.visual.removed_heads:
             found[:, layer - 1, head] = 0
         maps: Tensor = found.unflatten(-1, (side, side))
         return maps
@@ -258,16 +237,13 @@ class Trace:
         """Per run and row the heads' outputs divided by the row's spread, [B, L, H, d]: for `means_of`."""
         states = []
         for final, rows in zip(self._finals, self._terms, strict=True):
-            spread = self._spread(final.out)[..., None, None, None]
+            spread = self._spread(final)[..., None, None, None]
             states.append({row: terms.heads / spread[:, place] for row, (place, terms) in rows.items()})
         return states
 
-    def _spread(self, rows: Tensor) -> Tensor:
-        """What the final norm divides each row [B, R, D] by, [B, R]."""
-        rows = rows.double().cpu()
-        if self.visual.ablated_heads:
-            return rows.mean(-1)
-        return (rows.var(-1, unbiased=False) + self.visual.ln_post.eps).sqrt()
+    def _spread(self, final: Segment) -> Tensor:
+        """What the final norm divides each row by, [B, R]."""
+        return spread_of(final.out.double().cpu(), self.visual.ln_post.eps)[..., 0]
 
     @torch.no_grad()
     def without(
@@ -284,40 +260,33 @@ class Trace:
             affine: A [E, E] and b [E]: every feature f becomes `f A + b`.
         """
         script = [self._without_heads(s, tuple(heads), means) for s in self._segments]
-        spreads = {
-            id(given.out): self._spread(given.segment.out).to(given.out)[..., None]
-            for given in script
-            if given.segment.leaf is not None
-        }
-        with self._scripted(script, spreads), self._corrected(affine):
+        with self._scripted(script), self._corrected(affine):
             return self._answer(self.clip)
 
     def _without_heads(
         self, segment: Segment, heads: tuple[Head, ...], means: Sequence[Mapping[int, Tensor]]
     ) -> Scripted:
-        """What a run gave, with the means of some heads in the place of what they added."""
-        chosen = [head for head in heads if head not in set(self.visual.ablated_heads)]
-        beside = {layer: z.detach().clone() for layer, z in segment.heads.items()}
-        if segment.leaf is None or not chosen:
-            return Scripted(segment, segment.out.clone(), beside)  # of its own: spreads are found by it
+        """The result of a run with what some heads added replaced by its mean."""
+        chosen = [head for head in heads if head not in set(self.visual.removed_heads)]
+        outputs = {layer: z.detach().clone() for layer, z in segment.heads.items()}
+        if segment.final is None:
+            return Scripted(segment, Rows(segment.out), outputs)
+        rows = segment.final._replace(x=segment.out)
+        if not chosen:
+            return Scripted(segment, rows, outputs)
         number = next(i for i, final in enumerate(self._finals) if final is segment)
-        spread, delta = self._spread(segment.out), torch.zeros_like(segment.out, dtype=torch.float64).cpu()
+        spread, delta = self._spread(segment), torch.zeros_like(segment.out, dtype=torch.float64).cpu()
         for row, (place, terms) in self._terms[number].items():
             for layer, head in chosen:
                 mean = spread[:, place, None] * means[number][row][layer - 1, head]
                 weight, _ = output_of(block_of(self.visual, layer), terms.changes[layer - 1])
-                own = weight.unflatten(1, (self.visual.config.heads, -1))[:, head]  # [D, d]
-                change = (mean - terms.heads[:, layer - 1, head]) @ own.T
+                weight = weight.unflatten(1, (self.visual.config.heads, -1))[:, head]  # [D, d]
+                change = (mean - terms.heads[:, layer - 1, head]) @ weight.T
                 change = change - change.mean(-1, keepdim=True)
                 delta[:, place] += terms.weights[layer - 1] * change
-                if row == 0 and layer in beside:
-                    beside[layer][:, head, 0] = mean.to(beside[layer])
-        changed = segment.out + delta.to(segment.out)
-        if beside:  # they are divided by the changed row's spread, where the real one is meant
-            place = self._terms[number][0][0]
-            ratio = (self._spread(changed) / spread)[:, place, None, None, None]
-            beside = {layer: z * ratio.to(z) for layer, z in beside.items()}
-        return Scripted(segment, changed, beside)
+                if row == 0 and layer in outputs:
+                    outputs[layer][:, head, 0] = mean.to(outputs[layer])
+        return Scripted(segment, rows._replace(x=segment.out + delta.to(segment.out)), outputs)
 
     @contextmanager
     def _corrected(self, affine: tuple[Tensor, Tensor] | None) -> Iterator[None]:
@@ -326,40 +295,38 @@ class Trace:
             yield
             return
         visual, (A, b) = self.visual, (part.double().cpu() for part in affine)
-        names = ("correction_matrix", "correction_bias", "pooled_matrix", "pooled_bias")
-        before = {name: visual._buffers[name] for name in names}
-        if visual.correction_matrix is not None and visual.correction_bias is not None:
-            A0, b0 = visual.correction_matrix.double().cpu(), visual.correction_bias.double().cpu()
+        before = visual.correction
+        if before is not None:
+            A0, b0 = before.matrix.double().cpu(), before.bias.double().cpu()
             A, b = A0 @ A, b0 @ A + b
         P = visual.space_matrix().double().cpu()
         p = torch.zeros_like(b) if visual.proj_bias is None else visual.proj_bias.double().cpu()
         if self._back is None:
             self._back = torch.linalg.pinv(P)
-        new = (A, b, P @ A @ self._back, (p @ A + b - p) @ self._back)
+        maps = (A, b, P @ A @ self._back, (p @ A + b - p) @ self._back)
+        heads = () if before is None else before.heads
+        visual.correction = AppliedCorrection(heads, *(part.to(visual.space_matrix()) for part in maps))
         try:
-            for name, value in zip(names, new, strict=True):
-                visual._buffers[name] = value.to(visual.space_matrix())
             yield
         finally:
-            visual._buffers.update(before)
+            visual.correction = before
 
     @torch.no_grad()
     def features(self) -> Tensor:
         """Features [B, E] of the first row that is read (the class token's, where it is), in float32."""
-        final = self._finals[0]
+        final = self._finals[0].final
+        assert final is not None
         place, _ = self._terms[0][min(self._terms[0])]
-        rows = self.visual.norm_rows(final.out)[:, place]
-        return self.visual.correct(self.visual.into_space(rows)).float().cpu()
+        return self.visual.project(final)[:, place].float().cpu()
 
     @contextmanager
-    def _scripted(self, script: list[Scripted], spreads: dict[int, Tensor]) -> Iterator[None]:
-        """Within this the image tower gives these, one per run, in place of running."""
-        visual = self.visual.__dict__
-        visual["script"], visual["spreads"] = iter(script), spreads
+    def _scripted(self, script: list[Scripted]) -> Iterator[None]:
+        """Within this block the image tower replays these results, one per run."""
+        self.visual.script = iter(script)
         try:
             yield
         finally:
-            visual["script"], visual["spreads"] = None, {}
+            self.visual.script = None
 
 
 def spread(maps: Tensor, share: float = SPREAD) -> Tensor:

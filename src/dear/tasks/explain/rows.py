@@ -50,7 +50,7 @@ def _terms_of(
     weights = torch.zeros(vision.layers, dtype=torch.float64)
     biases = torch.zeros(vision.width, dtype=torch.float64)
     start = torch.zeros(len(final.x), vision.width, dtype=torch.float64)
-    ablated = set(visual.ablated_heads)
+    ablated = set(visual.removed_heads)
     weight, segment, layer = 1.0, final, final.last
     while True:
         change = changes[layer - 1] = change_of(segment.edit, layer)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from dear.clip.config import Head
 from dear.clip.edit import Edit, Record
 from dear.clip.model import Clip
-from dear.clip.tower import Stretch, shared_copy
+from dear.clip.rows import Rows, spread_of
+from dear.clip.sharing import replace
+from dear.clip.tower import LayerNorm, Stretch
 from dear.clip.towers import TextTower, VisionTower
 from dear.errors import UsageError
 
@@ -33,7 +36,7 @@ class Held(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inputs: list[Tensor] = []  #: of functions that had to be held, beside lengths
+        self.inputs: list[Tensor] = []  #: of functions other than lengths that had to be held
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -68,21 +71,21 @@ def _layer_norm(x: Tensor, shape: Any, weight: Tensor, bias: Tensor, eps: float 
 
 @dataclass
 class Segment:
-    """One call of the image tower's `run`: its input, what happened inside, and what came out."""
+    """One run of the image tower: its input, what happened inside, and its output."""
 
     first: int
     last: int
     x: Tensor
     edit: Edit | None
     record: Record
-    positions: tuple[int, ...]  #: positions in the sequence of the rows that came out
-    out: Tensor
-    leaf: Tensor | None = None  #: for the last layer: the rows as a gradient's starting point
-    #: by layer: heads' outputs of the class token [B, H, 1, d] that were asked for beside the rows, likewise
+    positions: tuple[int, ...]  #: positions in the sequence of the rows of the output
+    out: Tensor  #: [B, R, D]
+    final: Rows | None = None  #: for the last layer: the rows, as the starting point of a gradient
+    #: by layer: heads' outputs of the class token [B, H, 1, d] that a caller recorded, likewise
     heads: dict[int, Tensor] = field(default_factory=dict)
 
-    def hand_on(self, record: Record, heads: Mapping[int, Tensor]) -> None:
-        """Fill a record that a caller gave; `heads` are outputs [B, H, 1, d] in the place of some layers'."""
+    def fill(self, record: Record, heads: Mapping[int, Tensor]) -> None:
+        """Fill a caller's record; `heads` are outputs [B, H, 1, d] that replace those of some layers."""
         if record.rows != slice(0, 1) or record.pattern:
             raise UsageError(
                 "of a traced backbone the class token's row can be recorded, without its pattern"
@@ -98,84 +101,127 @@ class Segment:
 
 @dataclass(frozen=True)
 class Scripted:
-    """What a run is to give instead of running again."""
+    """The result of a run that is replayed, with changes, instead of computed."""
 
     segment: Segment
-    out: Tensor
-    heads: Mapping[int, Tensor]  #: by layer, for a record that the caller gives
+    rows: Rows
+    heads: Mapping[int, Tensor]  #: by layer, for the caller's record
 
 
 class TracedVision(VisionTower):
-    """The image tower of a traced backbone; made by `on`."""
+    """The image tower of a traced backbone: every run is added to `segments`.
 
-    @classmethod
-    def on(cls, tower: VisionTower, segments: list[Segment]) -> TracedVision:
-        """A tower on the weights of another that adds every run to `segments`."""
-        own = shared_copy(tower, cls)
-        own.segments, own.script, own.spreads = segments, None, {}
-        return own
+    Methods read the frozen tower without gradient. Everything from the last layer's rows on is differentiated
+    nevertheless: those functions enable gradients for themselves, so the caller's mode is never changed.
+    """
 
     segments: list[Segment]
-    script: Iterator[Scripted] | None  #: what to give instead of running again
-    spreads: dict[int, Tensor]  #: by id of such an output: what the final norm divides it by
+    script: Iterator[Scripted] | None  #: results to replay instead of running
 
-    def run_layers(self, given: Stretch) -> Tensor:
-        """As the tower's own, with everything recorded; the last layer's rows begin a gradient."""
-        x, first, last, edit, read, record = given
+    def run_layers(self, stretch: Stretch) -> Tensor:
+        """As the base's, and recorded where the stretch ends before the last layer."""
+        if stretch.last == self.config.layers:
+            return super().run_layers(stretch)  # of `final_rows`
         if self.script is not None:
-            known = next(self.script)
-            if record is not None:
-                known.segment.hand_on(record, known.heads)
-            return known.out
-        own = Record(slice(None), pattern=True)
+            scripted = next(self.script)
+            if stretch.record is not None:
+                scripted.segment.fill(stretch.record, scripted.heads)
+            return scripted.rows.x
+        record = Record(slice(None), pattern=True)
         with torch.no_grad():
-            out = super().run_layers(given._replace(x=x.detach(), record=own))
-        length = x.shape[1] + self._brought(edit, first, last)
-        rows = range(length) if read is None else read.tolist()
-        segment = Segment(first, last, x.detach(), edit, own, tuple(rows), out)
-        self.segments.append(segment)
-        if last < self.config.layers:
+            out = super().run_layers(stretch._replace(x=stretch.x.detach(), record=record))
+        segment = self._segment(stretch, record, out)
+        if stretch.record is not None:
+            segment.fill(stretch.record, {})
+        return out
+
+    def final_rows(
+        self,
+        x: Tensor,
+        first: int = 1,
+        edit: Edit | None = None,
+        read: Tensor | None = None,
+        record: Record | None = None,
+    ) -> Rows:
+        """As the base's, recorded; the rows, and heads' outputs that the caller records, begin a gradient."""
+        if self.script is not None:
+            scripted = next(self.script)
             if record is not None:
-                segment.hand_on(record, {})
-            return out
-        # Feature methods call this within no_grad; from here on a gradient is wanted. Leaving their
-        # no_grad block restores the mode.
-        torch.set_grad_enabled(True)
-        segment.leaf = out.detach().clone().requires_grad_()
+                scripted.segment.fill(record, scripted.heads)
+            return scripted.rows
+        inner = Record(slice(None), pattern=True)
+        with torch.no_grad():
+            rows = super().final_rows(x.detach(), first, edit, read, inner)
+            spread = spread_of(rows.x, self.ln_post.eps)
+        segment = self._segment(Stretch(x, first, self.config.layers, edit, read, record), inner, rows.x)
+        segment.final = Rows(rows.x.clone().requires_grad_(), rows.removed, spread)
         if record is not None:
-            for layer in range(first, last + 1):
-                z = own[f"blocks.{layer}.attn.heads"][:, :, :1]
-                segment.heads[layer] = z.detach().clone().requires_grad_()
-            segment.hand_on(record, segment.heads)
-        return segment.leaf
+            for layer in range(first, self.config.layers + 1):
+                z = inner[f"blocks.{layer}.attn.heads"][:, :, :1]
+                segment.heads[layer] = z.clone().requires_grad_()
+            segment.fill(record, segment.heads)
+        return segment.final
 
-    @staticmethod
-    def _brought(edit: Edit | None, first: int, last: int) -> int:
-        """How many extra tokens came into the sequence within these layers."""
-        if edit is None or edit.first is None or not first <= edit.first <= last:
-            return 0
-        return edit.count
+    def _segment(self, stretch: Stretch, record: Record, out: Tensor) -> Segment:
+        x, first, last, edit, read, _ = stretch
+        length = x.shape[1]
+        if edit is not None and edit.first is not None and first <= edit.first <= last:
+            length += edit.count  # extra tokens entered within these layers
+        positions = range(length) if read is None else read.tolist()
+        segment = Segment(first, last, x.detach(), edit, record, tuple(positions), out)
+        self.segments.append(segment)
+        return segment
 
-    def norm_rows(self, x: Tensor) -> Tensor:
-        """As the tower's own; a spread that travels in the mean of the rows is held."""
-        if not self.ablated_heads and id(x) not in self.spreads:
-            normed: Tensor = self.ln_post(x)
-            return normed
-        spread = self.spreads.get(id(x), x.detach().mean(-1, keepdim=True))
-        return (x - x.mean(-1, keepdim=True)) / spread * self.ln_post.weight + self.ln_post.bias
+    @torch.enable_grad()
+    def pooled(self, rows: Rows, extra: int = 0) -> Tensor:
+        """As the base's, with gradient."""
+        return super().pooled(rows, extra)
+
+    @torch.enable_grad()
+    def image_vector(self, rows: Rows) -> Tensor:
+        """As the base's, with gradient."""
+        return super().image_vector(rows)
+
+    @torch.enable_grad()
+    def features(self, rows: Rows) -> Tensor:
+        """As the base's, with gradient."""
+        return super().features(rows)
+
+    @torch.enable_grad()
+    def head_terms(self, rows: Rows, record: Record, groups: Sequence[Sequence[Head]]) -> list[Tensor]:
+        """As the base's, with gradient."""
+        return super().head_terms(rows, record, groups)
 
 
 class HeldText(TextTower):
-    """The text tower of a traced backbone: no gradient passes, for texts are taken as they are."""
+    """The text tower of a traced backbone: texts are constants, so no gradient passes."""
 
-    def run_layers(self, given: Stretch) -> Tensor:
-        """As the tower's own, without gradient."""
+    def run_layers(self, stretch: Stretch) -> Tensor:
+        """As the base's, without gradient."""
         with torch.no_grad():
-            return super().run_layers(given)
+            return super().run_layers(stretch)
 
 
-def traced(clip: Clip, segments: list[Segment]) -> tuple[Clip, TracedVision]:
-    """The same backbone, which adds every run of its image tower to `segments`; and that tower."""
-    other, visual = shared_copy(clip, type(clip)), TracedVision.on(clip.visual, segments)
-    other.visual, other.text = visual, shared_copy(clip.text, HeldText)
-    return other, visual
+def traced(clip: Clip, segments: list[Segment]) -> tuple[Clip, TracedVision, dict[str, Tensor]]:
+    """The same backbone, which adds every run of its image tower to `segments`.
+
+    Also returns that tower, and by name the biases behind the last layer as starting points of gradients.
+    """
+    tower, parts = clip.visual, dict[str, Any]()
+    leaves = {"norm": _leaf(tower.ln_post.bias)}
+    parts["ln_post"] = replace(tower.ln_post, LayerNorm, bias=leaves["norm"])
+    if tower.proj_bias is not None:
+        leaves["projection"] = parts["proj_bias"] = _leaf(tower.proj_bias)
+    if tower.correction is not None:
+        leaves["correction"] = _leaf(tower.correction.bias)
+        leaves["correction of tokens"] = _leaf(tower.correction.pooled_bias)
+        parts["correction"] = tower.correction._replace(
+            bias=leaves["correction"], pooled_bias=leaves["correction of tokens"]
+        )
+    visual = replace(tower, TracedVision, segments=segments, script=None, **parts)
+    other = replace(clip, type(clip), visual=visual, text=replace(clip.text, HeldText), _plain=())
+    return other, visual, leaves
+
+
+def _leaf(bias: Tensor) -> Tensor:
+    return bias.detach().clone().requires_grad_()

@@ -58,7 +58,7 @@ def find_focus(
     heads = {
         name: left
         for name, own in attribute_heads(roles).items()
-        if (left := tuple(head for head in own if head not in clip.visual.ablated_heads))
+        if (left := tuple(head for head in own if head not in clip.visual.removed_heads))
     }
     if wanted != AUTO:
         with suppress(UsageError):  # a name such as "background" stands for a concept

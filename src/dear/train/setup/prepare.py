@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
-from dear.clip.precision import fast_bfloat16
+from dear.clip.variant import fast_bfloat16
 from dear.data.check import check_images
 from dear.data.duplicates import Duplicates, find_duplicates
 from dear.data.folds import Places

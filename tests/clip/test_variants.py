@@ -1,0 +1,96 @@
+"""Variants of a backbone share its weights and are the same objects while they are used."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from tiny import tiny_clip
+from torch import nn
+
+from dear.clip.correction import Correction
+from dear.clip.model import Clip
+from dear.clip.sharing import map_tensors, replace
+from dear.errors import UsageError
+
+HEADS = ((4, 1), (6, 0))
+
+
+@pytest.fixture
+def clip() -> Clip:
+    return tiny_clip(dtype=torch.float32)
+
+
+def half(note: str = "") -> Correction:
+    return Correction(torch.eye(20) / 2, torch.zeros(20), note=note)
+
+
+def test_the_same_variant_is_the_same_object(clip: Clip) -> None:
+    corrected = clip.corrected(half())
+    assert corrected is clip.corrected(half())
+    assert corrected is not clip.corrected(half("another note"))
+    assert corrected.focused(HEADS) is clip.focused(HEADS).corrected(half())
+    assert corrected.focused(HEADS).focused(()) is corrected
+    assert corrected.corrected(None) is corrected.plain is clip
+    assert corrected.cast(torch.bfloat16) is corrected.cast(torch.bfloat16)
+    assert corrected.cast(torch.bfloat16) is clip.cast(torch.bfloat16).corrected(half())
+    assert clip.cast(torch.float32) is clip
+    assert clip.cast(torch.bfloat16).cast(torch.bfloat16) is clip.cast(torch.bfloat16)
+
+
+def test_variants_share_weights_and_leave_the_original_alone(clip: Clip) -> None:
+    names = set(clip.state_dict())
+    for other in (clip.corrected(half()), clip.focused(HEADS)):
+        assert set(other.state_dict()) == names
+        for name, parameter in other.named_parameters():
+            assert parameter is clip.get_parameter(name), name
+    assert (clip.correction, clip.focus, clip.visual.removed_heads) == (None, (), ())
+
+
+def test_unused_variants_are_forgotten(clip: Clip) -> None:
+    gone = [weakref.ref(clip.corrected(half())), weakref.ref(clip.focused(HEADS))]
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+    cast = weakref.ref(clip.corrected(half()).cast(torch.bfloat16))
+    plain = weakref.ref(clip.cast(torch.bfloat16))
+    gc.collect()
+    assert cast() is None
+    assert plain() is not None  # as long as the backbone
+
+
+def test_a_cast_follows_changed_weights(clip: Clip) -> None:
+    before = clip.cast(torch.bfloat16)
+    with torch.no_grad():
+        clip.visual.blocks[0].mlp.up.weight.mul_(2)
+    after = clip.cast(torch.bfloat16)
+    assert after is not before
+    weight = clip.visual.blocks[0].mlp.up.weight.bfloat16()
+    assert torch.equal(after.visual.blocks[0].mlp.up.weight, weight)
+
+
+def test_a_head_that_does_not_exist_is_refused(clip: Clip) -> None:
+    for variant in (lambda: clip.focused([(4, 99)]), lambda: clip.corrected(
+        Correction(torch.eye(20), torch.zeros(20), ((4, 99),))
+    )):  # fmt: skip
+        with pytest.raises(UsageError, match="99"):
+            variant()
+
+
+def test_replace_keeps_everything_but_the_parts() -> None:
+    layer = nn.BatchNorm1d(3)
+    other = replace(layer.eval(), nn.BatchNorm1d, bias=None, eps=0.5)
+    assert other.weight is layer.weight
+    assert other.running_mean is layer.running_mean
+    assert (other.bias, other.eps, other.momentum, other.training) == (None, 0.5, layer.momentum, False)
+    assert layer.bias is not None
+    assert set(other.state_dict()) == set(layer.state_dict()) - {"bias"}
+
+
+def test_map_tensors_shares_what_does_not_change() -> None:
+    pair = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    other = map_tensors(pair, lambda owner, t: t.half() if isinstance(owner, nn.Linear) else t)
+    assert other[0].weight.dtype == torch.float16
+    assert pair[0].weight.dtype == torch.float32
+    assert other[1] is pair[1]
