@@ -44,28 +44,31 @@ def test_what_is_written_is_what_is_meant(name: str, options: dict, expected: ob
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "options"),
     [
-        ("purify", {"bandwidths": "wide"}, "bandwidths = 'wide' is not possible: a number"),
-        ("purify", {"gates": "perhaps"}, "gates = 'perhaps' is not possible: true or false"),
-        ("purify", {"gates": 1}, "true or false is expected"),
-        ("purify", {"rank": 2.5}, "rank = 2.5 is not possible: an integer"),
-        ("purify", {"rank": True}, "an integer is expected"),
-        ("purify", {"weight": "much"}, "weight = 'much' is not possible: a number"),
-        ("purify", {"weight": float("nan")}, "a number is expected"),
-        ("purify", {"lora": 3}, "lora = 3 is not possible: text"),
-        ("dear", {"beta": "high"}, "beta = 'high' is not possible: a number"),
-        ("coop", {"context": None}, "context = None is not possible: an integer"),
+        ("purify", {"bandwidths": "wide"}),
+        ("purify", {"gates": "perhaps"}),
+        ("purify", {"gates": 1}),
+        ("purify", {"rank": 2.5}),
+        ("purify", {"rank": True}),
+        ("purify", {"weight": "much"}),
+        ("purify", {"weight": float("nan")}),
+        ("purify", {"lora": 3}),
+        ("dear", {"beta": "high"}),
+        ("coop", {"context": None}),
     ],
 )
-def test_what_cannot_be_is_refused(name: str, options: dict, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_values_of_another_type_are_rejected(name: str, options: dict) -> None:
+    with pytest.raises(UsageError) as refusal:
         build_method(name, tiny_clip(dtype=torch.float32), NAMES, **options)
+    for option, value in options.items():
+        assert option in str(refusal.value)
+        assert str(value) in str(refusal.value)
 
 
 def test_the_recipe_is_read_in_the_same_way() -> None:
     assert Recipe.of(METHODS["coop"], scale="0.3,1", lr=1).scale == (0.3, 1.0)
-    with pytest.raises(UsageError, match="epochs = 'many'"):
+    with pytest.raises(UsageError, match=r"epochs.*many"):
         Recipe.of(METHODS["coop"], epochs="many")
-    with pytest.raises(UsageError, match="must have 2 values"):
+    with pytest.raises(UsageError, match=r"scale.*2 values"):
         Recipe.of(METHODS["coop"], scale=0.5)

@@ -235,28 +235,35 @@ def test_short_words_mean_a_random_start() -> None:
     assert context.words == ""
     assert start.shape == (6, 24)
     assert float(start.std()) < 0.03
-    with pytest.raises(UsageError, match="cannot be"):
+    with pytest.raises(UsageError, match=r"context.*-1"):
         ContextPrompts(ClassPrompts(clip, NAMES, "a {}"), -1)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "options"),
     [
-        ("linear-probe", {"start": "middle"}, "start 'middle' is not known"),
-        ("clip-lora", {"towers": "none"}, "towers 'none' is not known"),
-        ("clip-lora", {"on": ("o",)}, "choose from q, k, v"),
-        ("tip-adapter", {"views": -1}, "views = -1"),
-        ("maple", {"depth": 99}, "depth = 99"),
-        ("mmrl", {"first_layer": 0}, "first_layer = 0"),
-        ("tcp", {"layer": 0}, "layer = 0"),
-        ("purify", {"lora": "none", "gates": False}, "nothing to learn"),
-        ("purify", {"mmd_to": "text"}, "mmd_to 'text' is not known"),
-        ("purify", {"bandwidths": (0.0,)}, "bandwidths = "),
+        ("linear-probe", {"start": "middle"}),
+        ("clip-lora", {"towers": "none"}),
+        ("clip-lora", {"on": ("o",)}),
+        ("tip-adapter", {"views": -1}),
+        ("maple", {"depth": 99}),
+        ("mmrl", {"first_layer": 0}),
+        ("tcp", {"layer": 0}),
+        ("purify", {"mmd_to": "text"}),
+        ("purify", {"bandwidths": (0.0,)}),
     ],
 )
-def test_nonsense_is_refused(name: str, options: dict, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_values_out_of_range_are_named(name: str, options: dict) -> None:
+    with pytest.raises(UsageError) as refusal:
         build_method(name, tiny_clip(), NAMES, **options)
+    for option, value in options.items():
+        assert option in str(refusal.value)
+        assert str(value) in str(refusal.value)
+
+
+def test_purification_needs_something_to_learn() -> None:
+    with pytest.raises(UsageError, match=r"lora.*gates"):
+        build_method("purify", tiny_clip(), NAMES, lora="none", gates=False)
 
 
 def test_numbers_of_vit_b_16() -> None:

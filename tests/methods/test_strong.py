@@ -80,20 +80,23 @@ def test_alpha_of_the_class_token_starts_where_it_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"class_ce": 1.5}, "class_ce = 1.5 .* from 0 to 1"),
-        ({"text_beta": -0.1}, "text_beta = -0.1 .* from 0 to 1"),
-        ({"alpha_start": 1.0}, "alpha_start = 1.0 .* above 0 and below 1"),
-        ({"early_rate": 0.0}, "early_rate = 0.0 .* above 0"),
-        ({"token_start": "word"}, "token_start 'word' is not known; choose from class, free"),
-        ({"early_tokens": -1}, "early_tokens = -1 .* from 0 to"),
-        ({"early_tokens": 2, "early_layer": 5}, "need a layer before layer 5, where attribute tokens enter"),
+        {"class_ce": 1.5},
+        {"text_beta": -0.1},
+        {"alpha_start": 1.0},
+        {"early_rate": 0.0},
+        {"token_start": "word"},
+        {"early_tokens": -1},
+        {"early_layer": 5},
     ],
 )
-def test_values_out_of_range_are_named(options, message) -> None:
-    with pytest.raises(UsageError, match=message):
-        build(**options)
+def test_values_out_of_range_are_named(options) -> None:
+    with pytest.raises(UsageError) as refusal:
+        build(**{"early_tokens": 2, **options})
+    for option, value in options.items():
+        assert option in str(refusal.value)
+        assert str(value) in str(refusal.value)
 
 
 def test_rates_are_multiples_of_the_recipes_for_the_tensors_that_are_named() -> None:

@@ -16,8 +16,9 @@ from dear.data.open import open_data
 from dear.data.shots import few_shot, read_draw
 from dear.errors import RunError
 from dear.methods import find_method
+from dear.runs.recipe import Recipe
 from dear.runs.spec import Name, Spec, digest, plain
-from dear.train.setup.prepare import said_recipe, settings
+from dear.train.setup.prepare import explicit_options, explicit_recipe
 from dear.utils.text import Strict
 
 
@@ -98,14 +99,15 @@ class Cell(Strict, frozen=True, eq=False, dict=True):
 def written_out(spec: Spec) -> Spec:
     """A Spec with its options and its recipe in full, as `dear adapt` would train.
 
-    What depends on the number of images or on the processor stays open unless it was said.
+    What follows from the built method, the number of images or the processor stays open unless it is set.
     """
     kind = find_method(spec.method)
-    options, recipe = settings(spec)
-    values = plain(asdict(recipe))
-    for name in {"epochs", "views", "precision"} - set(said_recipe(spec)):
+    explicit = explicit_recipe(spec)
+    values = plain(asdict(Recipe.of(kind, **{"seed": spec.seed, **explicit})))
+    for name in {"augment", "epochs", "views", "precision"} - set(explicit):
         del values[name]
-    return msgspec.structs.replace(spec, options=plain(asdict(kind.configure(options))), recipe=values)
+    options = plain(asdict(kind.configure(explicit_options(spec))))
+    return msgspec.structs.replace(spec, options=options, recipe=values)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from dear.heads.rules import derive_roles
 from dear.methods import find_method
 from dear.methods.base import Method
 from dear.runs.spec import Spec, data_digest, digest, roles_digest
-from dear.train.setup.focus import can_focus
 
 PROTOCOLS: Mapping[str, Protocol] = {
     protocol.name: protocol
@@ -152,7 +151,7 @@ class _Planner:
             extra["template"] = request.templates[dataset]
         data = Data(dataset, extra, seed, request.templates.get(dataset), request.data_root)
         how = variant.roles.format(seed=seed) if kind.uses_roles else ""
-        focus = request.training.focus if can_focus(kind) else None
+        focus = request.training.focus if kind.can_focus else None
         spec = msgspec.structs.replace(
             request.training,
             method=kind.name,

@@ -93,13 +93,12 @@ def bench(
     from dear.bench.outputs import write_protocol
     from dear.bench.plan import find_protocol, plan
     from dear.methods import find_method
-    from dear.train.setup.focus import can_focus
 
     find_protocol(protocol)
     environment = _environment(backbone, roles, device, data_root, draws, threads)
     preset, values = opt.read_recipe(recipe)
     names = _with_preset(opt.split_names(methods), preset)
-    if focus is not None and not any(can_focus(find_method(name.partition("@")[0])) for name in names):
+    if focus is not None and not any(find_method(name.partition("@")[0]).can_focus for name in names):
         raise UsageError(f"--focus {focus}: none of the methods ({', '.join(names)}) can focus on heads")
     engines = _engine(environment, engine, address, workers, gpus)
     request = _request(environment, names, datasets, seeds, shots, options, values, template)

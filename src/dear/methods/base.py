@@ -116,6 +116,10 @@ class Method(nn.Module):
     recipe: ClassVar[Mapping[str, Any]] = {}  #: where its training differs from the usual recipe
     presets: ClassVar[Mapping[str, Preset]] = {}  #: named settings, the recommended one first
     Config: ClassVar[type] = NoConfig  #: frozen dataclass of its options
+    #: whether `Config` has the option `focus`: (layer, head) pairs whose contribution is read as well
+    can_focus: ClassVar[bool] = False
+    #: options that replace the defaults where a method that reads features is trained without random views
+    own_view_options: ClassVar[Mapping[str, Any]] = {}
     mergeable: ClassVar[bool] = False  #: found out: whether it writes `merge`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -140,7 +144,7 @@ class Method(nn.Module):
     ) -> None:
         super().__init__()
         self.config = self.configure(options, config)
-        clip = clip.focused(getattr(self.config, "focus", ()))  # see `dear.methods.focus`
+        clip = clip.focused(self.config.focus if self.can_focus else ())  # see `dear.methods.focus`
         self._clip = (clip,)  # in a tuple: a Module attribute would be registered
         if roles is not None and not self.uses_roles:
             raise UsageError(f"the method {self.name!r} uses no role map; leave roles out")

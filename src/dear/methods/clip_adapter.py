@@ -17,12 +17,13 @@ from torch import Tensor
 
 from dear.methods.base import Batches, Frozen, Method, uniform
 from dear.methods.focus import FeatureReader, FocusConfig
+from dear.methods.options import AtLeastOne, Share
 
 
 @dataclass(frozen=True)
 class CLIPAdapterConfig(FocusConfig):
-    ratio: float = 0.2  #: r, how much of the adapted feature is mixed in; 0 is frozen CLIP
-    narrowing: int = 4  #: the hidden width is E divided by this
+    ratio: Share = 0.2  #: r, how much of the adapted feature is mixed in; 0 is frozen CLIP
+    narrowing: AtLeastOne = 4  #: the hidden width is E divided by this
 
 
 class CLIPAdapter(Method):
@@ -30,7 +31,7 @@ class CLIPAdapter(Method):
 
     name, title = "clip-adapter", "CLIP-Adapter"
     about = "a small network behind frozen features; fast"
-    Config = CLIPAdapterConfig
+    Config, can_focus = CLIPAdapterConfig, True
     config: CLIPAdapterConfig
 
     def build(self, generator: torch.Generator) -> None:

@@ -22,7 +22,7 @@ from dear.clip.edit import Edit, LayerEdit, LowRank
 from dear.clip.model import Clip
 from dear.methods.base import Cut, Frozen, Loss, Method, scores, uniform
 from dear.methods.headtools import fold
-from dear.methods.options import AtLeastOne, Options, Share
+from dear.methods.options import AtLeastOne, Options, Positive, Share
 
 TOWERS = {"both": ("image", "text"), "image": ("image",), "text": ("text",)}
 
@@ -30,7 +30,7 @@ TOWERS = {"both": ("image", "text"), "image": ("image",), "text": ("text",)}
 @dataclass(frozen=True)
 class CLIPLoRAConfig(Options):
     rank: AtLeastOne = 2  #: r
-    scale: float = 1.0  #: a; the change is multiplied with a / sqrt(r)
+    scale: Positive = 1.0  #: a; the change is multiplied with a / sqrt(r)
     dropout: Share = 0.25  #: on the input of A, in training
     #: projections that change
     on: Annotated[tuple[Literal["q", "k", "v"], ...], Meta(min_length=1)] = ("q", "k", "v")

@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.methods.base import Frozen, Method, linear, unit
-from dear.methods.options import Options
+from dear.methods.options import AtLeastOne, Count, Options
 from dear.methods.prompts import WORDS, ContextPrompts
 
 
 @dataclass(frozen=True)
 class CoCoOpConfig(Options):
-    context: int = 4  #: how many context vectors
+    context: Count = 4  #: how many context vectors
     words: str = WORDS  #: where they start; empty: random
-    narrowing: int = 16  #: the net's hidden width is E divided by this
+    narrowing: AtLeastOne = 16  #: the net's hidden width is E divided by this
 
 
 class CoCoOp(Method):

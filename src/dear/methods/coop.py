@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from dear.methods.base import Method
-from dear.methods.options import Options
+from dear.methods.options import Count, Options
 from dear.methods.prompts import WORDS, ContextPrompts
 
 
 @dataclass(frozen=True)
 class CoOpConfig(Options):
-    context: int = 4  #: M, how many vectors
+    context: Count = 4  #: M, how many vectors
     words: str = WORDS  #: where they start; empty: random
 
 

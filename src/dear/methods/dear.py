@@ -96,7 +96,7 @@ def layer_mask(
         isolation: "bidirectional", or "readonly": attribute tokens of isolated heads may read the originals.
     """
     if isolation not in ISOLATIONS:
-        raise UsageError(f"isolation {isolation!r} is not known; choose from {', '.join(ISOLATIONS)}")
+        raise UsageError(f"isolation must be one of {', '.join(ISOLATIONS)}, got {isolation!r}")
     if layer not in roles.layers:
         raise RoleError(f"the role map has no layer {layer}; it has {', '.join(map(str, roles.layers))}")
     heads = [_see(roles[layer, h], attributes, each, isolation) for h in range(roles.heads)]
@@ -256,6 +256,7 @@ class DeAR(Method):
     recipe: ClassVar[Mapping[str, Any]] = {"batch": 4}
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     Config: ClassVar[type] = DeARConfig
+    can_focus: ClassVar[bool] = True
     config: DeARConfig
     focus_mean: Tensor | None  #: of the training images [E]; None without a focus
     image_mean: Tensor | None  #: frozen unit feature, mean of the training images [E]; None without `center`
@@ -549,5 +550,5 @@ def _layer(asked: int | None, default: int, layers: int, option: str) -> int:
     if asked is None:
         return default
     if not 1 <= asked <= layers:
-        raise UsageError(f"{option} = {asked} is not a layer of a tower of {layers}")
+        raise UsageError(f"{option} must be from 1 to {layers}, the layers of the tower, got {asked}")
     return asked

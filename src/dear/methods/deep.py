@@ -17,7 +17,7 @@ def depth_of(given: int | None, layers: int, share: float = 0.75, option: str = 
     """
     depth = max(1, round(share * layers)) if given is None else given
     if not 1 <= depth <= layers:
-        raise UsageError(f"{option} = {depth} is not between 1 and the tower's {layers} layers")
+        raise UsageError(f"{option} must be from 1 to {layers}, the layers of the tower, got {depth}")
     return depth
 
 

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from dear.methods.base import Frozen, Loss, Method, distance, scores, unit
 from dear.methods.coop import CoOp, CoOpConfig
+from dear.methods.options import NotNegative
 
 
 @dataclass(frozen=True)
 class KgCoOpConfig(CoOpConfig):
-    weight: float = 8.0  #: lambda, of the distance to the frozen prompts
+    weight: NotNegative = 8.0  #: lambda, of the distance to the frozen prompts
 
 
 class KgCoOp(CoOp):

@@ -35,7 +35,7 @@ class LinearProbe(Method):
 
     name, title = "linear-probe", "Linear probe"
     about = "a linear classifier on frozen features; seconds, trained classes only"
-    Config = LinearProbeConfig
+    Config, can_focus = LinearProbeConfig, True
     config: LinearProbeConfig
     weight: Tensor
     bias: Tensor

@@ -74,7 +74,8 @@ class LPPlusPlus(Method):
 
     name, title = "lp-plus-plus", "LP++"
     about = "a linear classifier blended with the prompts; seconds, trained classes only"
-    Config = LPPlusPlusConfig
+    Config, can_focus = LPPlusPlusConfig, True
+    own_view_options = {"views": 0}
     config: LPPlusPlusConfig
     weight: Tensor
     bias: Tensor

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from dear.methods.base import Frozen, Method, linear
 from dear.methods.deep import depth_of, prompted_images
-from dear.methods.options import Options
+from dear.methods.options import Count, Options
 from dear.methods.prompts import WORDS, ContextPrompts
 
 
 @dataclass(frozen=True)
 class MaPLeConfig(Options):
-    context: int = 2  #: vectors per layer
+    context: Count = 2  #: vectors per layer
     words: str = WORDS  #: the prompt's first words, of which `context` are replaced; empty: random start
     depth: int | None = None  #: J, layers with vectors of their own; None: three quarters (9 of 12)
 

@@ -25,16 +25,16 @@ from torch import Tensor
 from dear.clip.edit import Edit, LayerEdit
 from dear.methods.base import Frozen, Loss, Method, distance, linear, normal, scores, unit
 from dear.methods.deep import depth_of
-from dear.methods.options import Options
+from dear.methods.options import AtLeastOne, NotNegative, Options, Share
 
 
 @dataclass(frozen=True)
 class MMRLConfig(Options):
-    tokens: int = 5  #: K
+    tokens: AtLeastOne = 5  #: K
     first_layer: int | None = None  #: J of both towers; None: the middle of each (6 of 12)
-    width: int = 512  #: d_r of the representation space
-    alpha: float = 0.7  #: weight of the class token's feature against the representation tokens'
-    weight: float = 1.0  #: lambda, of the agreement with the frozen model
+    width: AtLeastOne = 512  #: d_r of the representation space
+    alpha: Share = 0.7  #: weight of the class token's feature against the representation tokens'
+    weight: NotNegative = 1.0  #: lambda, of the agreement with the frozen model
 
 
 class MMRL(Method):

@@ -19,13 +19,14 @@ from torch import Tensor
 
 from dear.methods.base import uniform
 from dear.methods.mmrl import MMRL, MMRLConfig
+from dear.methods.options import AtLeastOne, Share
 
 
 @dataclass(frozen=True)
 class MMRLppConfig(MMRLConfig):
-    rank: int = 4  #: of the residual of each layer
-    projection_rank: int = 64  #: of the change of the projection
-    beta: float = 0.9  #: weight of the fresh token against what the layer before made of it
+    rank: AtLeastOne = 4  #: of the residual of each layer
+    projection_rank: AtLeastOne = 64  #: of the change of the projection
+    beta: Share = 0.9  #: weight of the fresh token against what the layer before made of it
 
 
 class MMRLpp(MMRL):

@@ -68,7 +68,7 @@ def _fit(name: str, value: Any, hint: Any) -> Any:
         inner = typing.get_args(hint)
         kinds = [inner[0]] * len(items) if inner[-1] is ... else list(inner)
         if len(kinds) != len(items):
-            raise UsageError(f"{name} = {value!r} must have {len(kinds)} values, with commas between them")
+            raise UsageError(f"{name} must have {len(kinds)} values, with commas between them, got {value!r}")
         return tuple(_fit(name, item, kind) for item, kind in zip(items, kinds, strict=True))
     kind = str if typing.get_origin(hint) is Literal else hint
     return _plain(name, value, kind) if kind in KINDS else value
@@ -89,10 +89,10 @@ def _plain(name: str, value: Any, kind: type) -> Any:
     if kind is int and isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) < 20:
         value, number = int(value), True
     if kind is int and number and abs(value) > _LARGEST and name != "seed":
-        raise UsageError(f"{name} = {str(value)[:40]} is not possible: no option is larger than {_LARGEST:,}")
+        raise UsageError(f"{name} must be at most {_LARGEST:,}, got {str(value)[:40]}")
     if isinstance(value, kind) and (kind is str or kind is bool or (kind is int and number)):
         return value
-    raise UsageError(f"{name} = {value!r} is not possible: {KINDS[kind]} is expected")
+    raise UsageError(f"{name} must be {KINDS[kind]}, got {value!r}")
 
 
 @dataclass(frozen=True)

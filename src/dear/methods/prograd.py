@@ -23,14 +23,15 @@ from torch import Tensor
 
 from dear.methods.base import Frozen, Loss, scores
 from dear.methods.coop import CoOp, CoOpConfig
+from dear.methods.options import Count, NotNegative, Positive
 
 
 @dataclass(frozen=True)
 class ProGradConfig(CoOpConfig):
-    context: int = 16  #: how many context vectors
+    context: Count = 16  #: how many context vectors
     words: str = ""  #: where they start; empty: random
-    strength: float = 1.0  #: lambda, how much of a contrary step is taken out
-    temperature: float = 1.0  #: T, softens both answers in the divergence
+    strength: NotNegative = 1.0  #: lambda, how much of a contrary step is taken out
+    temperature: Positive = 1.0  #: T, softens both answers in the divergence
 
 
 @dataclass(frozen=True)

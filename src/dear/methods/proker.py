@@ -39,7 +39,8 @@ class ProKeR(Method):
 
     name, title = "proker", "ProKeR"
     about = "compares with stored training images by kernel regression; seconds, trained classes only"
-    Config = ProKeRConfig
+    Config, can_focus = ProKeRConfig, True
+    own_view_options = {"views": 0}
     config: ProKeRConfig
     keys: Tensor
     coefficients: Tensor

@@ -115,7 +115,7 @@ class ContextPrompts:
 
     def __init__(self, prompts: ClassPrompts, count: int, words: str = WORDS, tail: str = "{}.") -> None:
         if count < 0:
-            raise UsageError(f"a context of {count} vectors cannot be; give 0 or more")
+            raise UsageError(f"context must be at least 0, got {count}")
         self.count = count
         self.words = words
         if words and int(prompts.clip.text.word_count(prompts.clip.tokenize([words]))[0]) < count:

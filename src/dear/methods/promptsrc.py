@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dear.methods.base import Frozen, Loss, Method, normal, scores, unit
 from dear.methods.deep import depth_of, prompted_images
-from dear.methods.options import Options
+from dear.methods.options import Count, NotNegative, Options, Positive, Share
 from dear.methods.prompts import WORDS, ContextPrompts
 from dear.utils.text import fill_template
 
@@ -50,15 +50,15 @@ DIVERSE = tuple(
 
 @dataclass(frozen=True)
 class PromptSRCConfig(Options):
-    context: int = 4  #: text vectors per layer
-    tokens: int = 4  #: image tokens per layer
+    context: Count = 4  #: text vectors per layer
+    tokens: Count = 4  #: image tokens per layer
     words: str = WORDS  #: where the first text vectors start; empty: random
     depth: int | None = None  #: layers with vectors of their own; None: three quarters (9 of 12)
-    text_weight: float = 25.0
-    image_weight: float = 10.0
-    logits_weight: float = 1.0
-    center: float = 0.75  #: of the Gaussian over epochs, as a share of them (15 of 20)
-    deviation: float = 0.05  #: of the Gaussian, as a share of the epochs (1 of 20)
+    text_weight: NotNegative = 25.0
+    image_weight: NotNegative = 10.0
+    logits_weight: NotNegative = 1.0
+    center: Share = 0.75  #: of the Gaussian over epochs, as a share of them (15 of 20)
+    deviation: Positive = 0.05  #: of the Gaussian, as a share of the epochs (1 of 20)
     templates: tuple[str, ...] = DIVERSE
 
 

@@ -51,7 +51,7 @@ class PurifyConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lora == "none" and not self.gates:
-            raise UsageError("purify with neither LoRA nor gates has nothing to learn")
+            raise UsageError('lora must not be "none" when gates is false: nothing would be learned')
 
 
 PRESETS = {

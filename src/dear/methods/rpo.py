@@ -20,13 +20,13 @@ from torch import Tensor
 from dear.clip.edit import BlockMask, Edit, LayerEdit
 from dear.clip.model import Clip
 from dear.methods.base import Frozen, Method, normal, unit
-from dear.methods.options import Options
+from dear.methods.options import AtLeastOne, NotNegative, Options
 
 
 @dataclass(frozen=True)
 class RPOConfig(Options):
-    prompts: int = 24  #: K, pairs of prompts
-    noise: float = 0.1  #: length of the random vector added at the start
+    prompts: AtLeastOne = 24  #: K, pairs of prompts
+    noise: NotNegative = 0.1  #: length of the random vector added at the start
 
 
 def edit_of(clip_layers: int, tokens: Tensor, mask: Tensor | BlockMask) -> Edit:

@@ -41,11 +41,11 @@ class SkipTuningConfig(Options):
     tail: Positive = 0.3  #: scale of the exponential by which later ranks take part
 
 
-def _first(given: int | None, layers: int) -> int:
+def _first(given: int | None, layers: int, option: str) -> int:
     """The first trained layer."""
     frozen = layers // 2 if given is None else given
     if not 0 <= frozen < layers:
-        raise UsageError(f"{frozen} frozen layers leave nothing to train in a tower of {layers}")
+        raise UsageError(f"{option} must be from 0 to {layers - 1} (the tower has {layers}), got {frozen}")
     return frozen + 1
 
 
@@ -64,8 +64,8 @@ class SkipTuning(Method):
     def build(self, generator: torch.Generator) -> None:
         """Additions to the upper layers, all zero, and the ranks of classes that take part in a step."""
         config, clip = self.config, self.clip.config
-        self.cut = _first(config.frozen_layers, clip.vision.layers)
-        self.text_first = _first(config.frozen_text_layers, clip.text.layers)
+        self.cut = _first(config.frozen_layers, clip.vision.layers, "frozen_layers")
+        self.text_first = _first(config.frozen_text_layers, clip.text.layers, "frozen_text_layers")
         upper = range(self.cut, clip.vision.layers + 1), range(self.text_first, clip.text.layers + 1)
         self.image_changes = LayerChanges("image", upper[0], lambda name: True, projection=True)
         self.text_changes = LayerChanges("text", upper[1], lambda name: True, projection=True)

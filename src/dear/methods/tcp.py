@@ -23,17 +23,17 @@ from torch import Tensor
 from dear.methods.base import Frozen, Loss, Method, linear
 from dear.methods.deep import depth_of
 from dear.methods.kgcoop import knowledge_loss
-from dear.methods.options import Options
+from dear.methods.options import AtLeastOne, NotNegative, Options
 from dear.methods.prompts import WORDS, ContextPrompts
 
 
 @dataclass(frozen=True)
 class TCPConfig(Options):
-    context: int = 4  #: M, how many vectors
+    context: AtLeastOne = 4  #: M, how many vectors
     words: str = WORDS  #: where the shared ones start; empty: random
     layer: int | None = None  #: where the class's own vectors take over; None: after two thirds (9 of 12)
-    narrowing: int = 4  #: the net's hidden width is E divided by this
-    weight: float = 8.0  #: of the distance to the frozen prompts
+    narrowing: AtLeastOne = 4  #: the net's hidden width is E divided by this
+    weight: NotNegative = 8.0  #: of the distance to the frozen prompts
 
 
 class TCP(Method):

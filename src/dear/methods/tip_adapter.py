@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from dear.methods.base import Batches, Frozen, Method, scores
 from dear.methods.focus import FeatureReader, FocusConfig, training_features
-from dear.methods.options import Count
+from dear.methods.options import Count, NotNegative
 
 
 @dataclass(frozen=True)
 class TipAdapterConfig(FocusConfig):
-    alpha: float = 1.0  #: weight of the cache; 0 is frozen CLIP
-    beta: float = 5.5  #: how fast a key's influence falls with distance
+    alpha: NotNegative = 1.0  #: weight of the cache; 0 is frozen CLIP
+    beta: NotNegative = 5.5  #: how fast a key's influence falls with distance
     views: Count = 10  #: random views per image whose features are averaged; 0: the whole image once
 
 
@@ -35,7 +35,8 @@ class TipAdapter(Method):
     name, title = "tip-adapter", "Tip-Adapter"
     about = "compares with stored training images; nothing is trained, trained classes only"
     open_classes = False  # the cached labels number the classes
-    Config = TipAdapterConfig
+    Config, can_focus = TipAdapterConfig, True
+    own_view_options = {"views": 0}
     config: TipAdapterConfig
     keys: Tensor
     labels: Tensor

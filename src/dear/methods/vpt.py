@@ -18,12 +18,12 @@ from torch import Tensor
 
 from dear.methods.base import Frozen, Method, normal
 from dear.methods.deep import depth_of, prompted_images
-from dear.methods.options import Options
+from dear.methods.options import Count, Options
 
 
 @dataclass(frozen=True)
 class VPTConfig(Options):
-    tokens: int = 8  #: T, tokens per layer; 0 is frozen CLIP
+    tokens: Count = 8  #: T, tokens per layer; 0 is frozen CLIP
     depth: int | None = None  #: layers with tokens of their own; None: all
 
 

@@ -28,7 +28,7 @@ class Checked:
     ...     weight: float = 1.0  # or Annotated[float, Meta(ge=0)]
     >>> Mine(weight="much")
     Traceback (most recent call last):
-    dear.errors.UsageError: weight = 'much' is not possible: a number is expected
+    dear.errors.UsageError: weight must be a number, got 'much'
     """
 
     error: ClassVar[type[DearError]] = UsageError  #: what is raised
@@ -62,12 +62,12 @@ def _refusal(name: str, value: Any, hint: Any) -> str:
     literals = [part for part in parts if typing.get_origin(part) is Literal]
     choices = [str(choice) for part in literals for choice in typing.get_args(part)]
     if choices:
-        return f"{name} {value!r} is not known; choose from {', '.join(choices)}"
+        return f"{name} must be one of {', '.join(choices)}, got {value!r}"
     kind = next((KINDS[part] for part in parts if part in KINDS), "another kind of value")
     wanted = " ".join([kind, *(_limits(part) for part in parts if isinstance(part, Meta))])
     if any(typing.get_origin(part) is tuple for part in parts):
-        wanted = f"a list of which each is {wanted}"
-    return f"{name} = {value!r} is not possible: {wanted} is expected"
+        wanted = f"a list, each value {wanted}"
+    return f"{name} must be {wanted}, got {value!r}"
 
 
 def _limits(meta: Meta) -> str:

@@ -33,14 +33,9 @@ from dear.utils.progress import Progress
 
 def check_focus(kind: type[Method]) -> None:
     """Refuse a focus for a method that cannot use it."""
-    if not can_focus(kind):
-        able = ", ".join(name for name, other in METHODS.items() if can_focus(other))
+    if not kind.can_focus:
+        able = ", ".join(name for name, other in METHODS.items() if other.can_focus)
         raise UsageError(f"the method {kind.name!r} cannot focus on heads; these can: {able}")
-
-
-def can_focus(kind: type[Method]) -> bool:
-    """Whether a method can learn with a focus."""
-    return any(option.name == "focus" for option in fields(kind.Config))
 
 
 def find_focus(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -129,69 +130,74 @@ def prepare(
     if kind.uses_roles or spec.focus is not None:
         role_map, more = roles_for(clip, images, given, progress)
         notices += more
+    options = explicit_options(spec)
+
+    def build(clip: Clip, options: Mapping[str, Any]) -> Method:
+        return build_method(
+            spec.method,
+            clip,
+            images.classes,
+            roles=role_map if kind.uses_roles else None,
+            allow_other_roles=spec.allow_other_roles,
+            template=spec.template or images.template,
+            ids=None if spec.ids is None else torch.tensor(spec.ids, dtype=torch.long),
+            seed=spec.seed,
+            **options,
+        )
+
     removal = edits = None
     if without is None and spec.without:
         without = Without.of(spec.without, spec.way, spec.examples or None)
     if without is not None:
         used = concept_roles or role_map or given
-        inside = kind.cut != "feature"
+        inside = build(clip, options).cut != "feature"
         clip, removal, edits = _without(clip, images, without, used, spec.seed, inside, progress, units)
         for one in (edits, removal):
             notices += [] if one is None else [f"Removed before training: {one.title}.", *one.notices]
         copies = edits.kinds if edits is not None and edits.copies else ()
         spec = spec.changed(**_noted(without), copies=copies)
-    options, recipe = settings(spec, images.labels)
     focus = None
     if spec.focus is not None and role_map is not None:
         role_map.check(clip, spec.allow_other_roles)
         focus = find_focus(clip, images, spec.focus, role_map, progress, units)
         notices += focus_notices(focus, clip, role_map, kind)
         options |= focus_options(focus, kind)
-    method = build_method(
-        spec.method,
-        clip,
-        images.classes,
-        roles=role_map if kind.uses_roles else None,
-        allow_other_roles=spec.allow_other_roles,
-        template=spec.template or images.template,
-        ids=None if spec.ids is None else torch.tensor(spec.ids, dtype=torch.long),
-        seed=spec.seed,
-        **options,
-    )
+    method = build(clip, options)
     if method.notice:
         notices.append(method.notice)
-    said = said_recipe(spec)
-    recipe = replace(
-        recipe, **{name: value for name, value in _cpu_recipe(method).items() if name not in said}
-    )
+    recipe = recipe_for(spec, method, images.labels)
     spec = spec.changed(preset=spec.preset or kind.recommended())
     spec = Spec.of(method, recipe, images, spec)
     notes = tuple(notices)
     return Job(spec, method, images, recipe, available, unreadable, notes, removal, focus, edits, duplicates)
 
 
-def settings(spec: Spec, labels: Tensor | None = None) -> tuple[dict[str, Any], Recipe]:
-    """Options of the method and recipe of a training: what the Spec says, and defaults for the rest.
-
-    A method that learns from features alone learns from those of CLIP's own view, which are computed once and
-    cached, unless the recipe says `augment`. Few images are walked more often, unless it says `epochs`; the
-    `labels` of the training images are None where they are not known yet.
-    """
+def explicit_options(spec: Spec) -> dict[str, Any]:
+    """Options of the method that differ from its defaults: those of the Spec and of its preset."""
     kind = find_method(spec.method)
-    preset = kind.preset(spec.preset)
-    options, changes = {**preset.options, **spec.options}, said_recipe(spec)
-    own_view = kind.cut == "feature" and not changes.setdefault("augment", False)
-    if own_view and any(option.name == "views" for option in fields(kind.Config)):
-        options.setdefault("views", 0)
-    recipe = Recipe.of(kind, **{"seed": spec.seed, **changes})
-    if "epochs" not in changes and labels is not None:
-        recipe = enough_steps(recipe, len(balanced_rows(labels)) if spec.balance else len(labels))
-    return options, recipe
+    without_views = {} if explicit_recipe(spec).get("augment") else kind.own_view_options
+    return {**without_views, **kind.preset(spec.preset).options, **spec.options}
 
 
-def said_recipe(spec: Spec) -> dict[str, Any]:
-    """What the Spec and its preset say about the recipe."""
+def explicit_recipe(spec: Spec) -> dict[str, Any]:
+    """Recipe values that the Spec or its preset sets."""
     return {**find_method(spec.method).preset(spec.preset).recipe, **spec.recipe}
+
+
+def recipe_for(spec: Spec, method: Method, labels: Tensor) -> Recipe:
+    """The recipe of a training: what the Spec says, and defaults that follow from the method and the images.
+
+    A method that reads nothing but features learns from those of CLIP's own view, which are computed once and
+    cached, unless its recipe says `augment`. A small set (labels [n]) is trained for more epochs.
+    """
+    explicit = explicit_recipe(spec)
+    changes = {**_cpu_recipe(method), "seed": spec.seed}
+    if method.cut == "feature":
+        changes["augment"] = bool(method.recipe.get("augment", False))
+    recipe = Recipe.of(type(method), **{**changes, **explicit})
+    if "epochs" in explicit:
+        return recipe
+    return enough_steps(recipe, len(balanced_rows(labels)) if spec.balance else len(labels))
 
 
 def _cpu_recipe(method: Method) -> dict[str, Any]:
@@ -233,7 +239,10 @@ def _without(
     way = "copies" if way == "auto" and inside else way
     edits = plan_edits(clip, images, kinds, way, seed, progress, units)
     parts = [] if removal is None else [removal.repair]
-    parts += [] if edits.repair is None else [edits.repair]
+    if edits.repair is not None:
+        # Directions are found on some of the images; what is removed is replaced by the mean of all of them.
+        center = edits.repair.center if removal is None else removal.repair.center
+        parts.append(replace(edits.repair, center=center))
     if parts:
         clip = clip.corrected(combine(*parts).correction())
     return clip, removal, edits
