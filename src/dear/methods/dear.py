@@ -10,7 +10,7 @@ Loss (eq. 12-16): `CE + lambda_reg (L_img + L_txt) + lambda_fusion (-log alpha_c
 Departures: none that is known in the preset `paper`; the authors published no code. Where their text leaves
 a choice, P_attr starts as a copy of CLIP's projection, isolation works both ways, one set of tokens serves
 all layers, `-log alpha_cls` rather than `1 - alpha_cls`. The defaults, preset `strong`, depart further
-(docs/strong.md): free early tokens, a set per layer before J, change the class token itself; the raw tokens
+(docs/recipes.md): free early tokens, a set per layer before J, change the class token itself; the raw tokens
 from J on are `x_cls + delta_a`, x_cls the frozen class token at the input of layer J; alpha is learned fast;
 image features are compared with texts after the mean frozen feature of the training images is taken off.
 
