@@ -10,6 +10,7 @@ import food
 import pytest
 from typed import dear
 
+from dear.heads.corpus import load_corpus
 from dear.runs.folder import read_config
 
 
@@ -128,3 +129,25 @@ def test_adapt_for_programs(place: Path, tmp_path: Path) -> None:
     assert (answer["images"], answer["held_out"]) == (24, 6)
     assert 0 <= answer["accuracy"]["before"] <= 1
     assert answer["accuracy"]["after"]["default"] >= 0.5  # three colors
+
+
+def test_a_role_map_remembers_where_its_backbone_is(
+    place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(place)
+    roles, corpus = tmp_path / "roles.json", tmp_path / "corpus.txt"
+    corpus.write_text("".join(f"{text}\t{tag}\n" for text, tag in list(load_corpus().tags.items())[::500]))
+    words = ("roles", "discover", "--backbone", "models/tiny-clip", "--images", "food", "--concepts", "tags")
+    assert dear(*words, "--corpus", str(corpus), "--out", str(roles))[0] == 0
+    assert json.loads(roles.read_text())["location"] == str(place / "models" / "tiny-clip")
+    monkeypatch.chdir(tmp_path)
+    page = ("roles", "report", "roles.json", "--images", str(place / "food"), "--out", "page.html")
+    status, said = dear(*page)
+    assert status == 0, said
+    assert (tmp_path / "page.html").is_file()
+    document = json.loads(roles.read_text())
+    roles.write_text(json.dumps(document | {"location": str(tmp_path / "gone")}))
+    status, said = dear(*page)
+    assert status == 2
+    assert "gone" in said
+    assert len(said) < 250, said

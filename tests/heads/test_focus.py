@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 import dear
 from dear.clip.correction import Correction
@@ -12,11 +13,11 @@ from dear.data.world_images import world_task
 from dear.errors import UsageError
 from dear.heads import decompose
 from dear.heads.ablate import collect
+from dear.heads.concept_words import find_attribute
 from dear.heads.focus import (
     attribute_heads,
     choose_focus,
     choose_weight,
-    find_attribute,
     focus_by_names,
     focused_feature,
     with_heads,
@@ -120,6 +121,29 @@ def test_class_names_choose_where_images_cannot(clip):
     places = world_task("scenes", "train").classes
     assert focus_by_names(clip, places, heads).role == "Location"
     assert focus_by_names(clip, world_task("fauna", "train").classes, heads).role is None
-    assert find_attribute(" location", heads) == "Location"
-    with pytest.raises(UsageError, match="Location"):
-        find_attribute("weather", heads)
+
+
+@pytest.mark.parametrize(
+    ("word", "attribute"),
+    [(" location", "Location"), ("background", "Location"), ("COLOUR", "Color"), ("material", "Texture")],
+)
+def test_attributes_have_other_names(word, attribute):
+    assert find_attribute(word, ("Color", "Texture", "Location")) == attribute
+
+
+def test_an_attribute_with_that_name_is_preferred_to_an_alias():
+    assert find_attribute("background", ("Location", "Background")) == "Background"
+
+
+def test_an_unknown_attribute_is_refused_with_the_known_ones():
+    with pytest.raises(UsageError) as refused:
+        find_attribute("weather", ("Color", "Location"))
+    assert all(name in str(refused.value) for name in ("'weather'", "Color", "Location"))
+
+
+def test_a_map_close_to_chance_has_no_attributes(clip):
+    known = known_roles(clip)
+    assert attribute_heads(known)
+    chance = {"bits": 0.41, "rotated": 0.4, "deviation": 0.02, "rotations": 8}
+    poor = structs.replace(known, evidence={**known.evidence, "information": chance})
+    assert attribute_heads(poor) == {}

@@ -155,6 +155,9 @@ def change(document, path, value):
         (["roles", 0, "concept"], 4, "at roles[0].concept: expected `str | null`, got `int`"),
         (["roles", 0], "x", "at roles[0]: expected `object`, got `str`"),
         (["roles"], {}, "at roles: expected `array`, got `object`"),
+        (["location"], "a\u001bb", "at location"),
+        (["evidence", "information"], 3, "information"),
+        (["evidence", "information"], {"bits": -1}, "information"),
         (["evidence"], [], "at evidence: expected `object`, got `array`"),
     ],
 )

@@ -99,11 +99,13 @@ def test_warnings() -> None:
         "no head is specialized in an attribute"
         in warnings_about(roles(["mixed", "mixed"], stability=good))[1]
     )
-    poor = warnings_about(
-        roles(["core", "generalization"], stability={"share": 0.35, "chance": 0.3}, image_count=160)
-    )
-    assert "hardly more than chance" in poor[0]
-    assert "160 images, 1000 or more varied ones are better" in poor[0]
+    information = {"bits": 0.4, "rotated": 0.39, "deviation": 0.02, "rotations": 8}
+    poor = roles(["core", "generalization"], information=information, stability=good, image_count=5000)
+    assert warnings_about(poor) == [poor.caveat()]
+    clear = roles(["core", "generalization"], information=information | {"bits": 0.46}, stability=good)
+    assert (clear.is_informative(), clear.caveat(), warnings_about(clear)) == (True, "", [])
+    few = warnings_about(roles(["core", "generalization"], stability={"share": 0.35}, image_count=160))
+    assert "160 images" in few[0]
     shaky = warnings_about(roles(["core", "generalization"], stability={"share": 0.6, "chance": 0.3}))
     assert "not steady: 60%" in shaky[0]
 

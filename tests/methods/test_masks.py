@@ -9,7 +9,7 @@ from tiny import mixed_roles
 from dear.errors import RoleError, UsageError
 from dear.heads.names import CORE
 from dear.heads.roles import RoleMap
-from dear.methods.dear import draw_mask, find_attribute, layer_mask
+from dear.methods.dear import draw_mask, layer_mask
 
 
 @pytest.mark.parametrize("isolation", ["bidirectional", "readonly"])
@@ -56,5 +56,3 @@ def test_errors_name_the_thing() -> None:
         layer_mask(RoleMap.table2(), 3)
     with pytest.raises(UsageError, match="isolation 'both'"):
         layer_mask(RoleMap.table2(), 9, isolation="both")
-    with pytest.raises(UsageError, match="'smell'"):
-        find_attribute("smell")

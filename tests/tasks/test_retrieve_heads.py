@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 from dear.errors import DataError, UsageError
 from dear.methods import DeAR, ZeroShot
-from dear.tasks.retrieve import retrieve
+from dear.tasks.retrieve import head_map_of, retrieve, retrieve_by_heads
 
 CLIP = tiny_clip(dtype=torch.float32)
 
@@ -62,3 +63,13 @@ def test_what_cannot_be_retrieved_is_said(model: DeAR, tmp_path: Path) -> None:
         retrieve(model, query, Colors(), attribute="smell")
     with pytest.raises(DataError, match="no image"):
         retrieve(model, query, tmp_path)
+
+
+def test_a_map_close_to_chance_is_not_searched_by(tmp_path: Path) -> None:
+    known = mixed_roles()
+    chance = {"bits": 1.2, "rotated": 1.22, "deviation": 0.04, "rotations": 8}
+    poor = structs.replace(known, evidence={**known.evidence, "information": chance})
+    with pytest.raises(UsageError) as refused:
+        retrieve_by_heads(CLIP, "none.png", tmp_path, roles=poor)
+    assert poor.caveat() in str(refused.value)
+    assert head_map_of(CLIP, poor) is None

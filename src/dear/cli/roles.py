@@ -188,17 +188,15 @@ def _load(backbone: str | None, roles: RoleMap, file: Path, device: str) -> Clip
     """The backbone that was named, or the one that the map was made on."""
     from dear.clip.factory import load
 
-    if backbone is None and roles.backbone is None:
-        raise UsageError(f"{file}: does not say on which backbone it was made", hint="backbone")
+    if backbone is not None:
+        return load(backbone, device=device)
+    if not roles.backbone:
+        raise UsageError(f"{file}: names no backbone", hint="backbone")
     try:
-        return load(backbone or roles.backbone or "", device=device)
-    except DearError as error:
-        if backbone is not None:
-            raise
-        raise UsageError(
-            f"{file}: was made on the backbone {roles.backbone!r}, which cannot be loaded here ({error})",
-            hint="backbone",
-        ) from None
+        return load(roles.weights(), device=device)
+    except DearError:
+        place = roles.location or roles.backbone
+        raise UsageError(f"{file}: its backbone {place!r} cannot be loaded", hint="backbone") from None
 
 
 def _print_quality(roles: RoleMap) -> None:

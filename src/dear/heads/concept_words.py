@@ -6,7 +6,7 @@ A user names a concept of the twelve ("location", "background"), or one of their
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -53,6 +53,29 @@ def known_concepts() -> dict[str, Concept]:
     return {name: Concept(name, tuple(row["words"]), tuple(row["templates"]), name) for name, row in rows}
 
 
+def find_attribute(name: str, attributes: Iterable[str]) -> str:
+    """The one of `attributes` that a user names, in any case, or by another word for its concept.
+
+    Raises:
+        UsageError: none of them is meant.
+
+    >>> find_attribute("colour", ("Color", "Location")), find_attribute("Background", ("Color", "Location"))
+    ('Color', 'Location')
+    """
+    names, word = tuple(attributes), name.strip().casefold()
+    for meant in (word, _known_name(word)):
+        for attribute in names if meant else ():
+            if attribute.casefold() == meant:
+                return attribute
+    choices = f"choose from {', '.join(names)}" if names else "the role map has none"
+    raise UsageError(f"no attribute is called {name.strip()[:_LONGEST]!r}; {choices}")
+
+
+def _known_name(word: str) -> str:
+    """The concept, in lower case, that a word in lower case is another word for; empty if none."""
+    return next((one.lower() for one in CONCEPTS if word in (one.lower(), *_table()[one]["also"])), "")
+
+
 def find_concept(text: str) -> Concept:
     """The concept that a user names: one of the twelve, or `name: value, value, …`.
 
@@ -63,7 +86,7 @@ def find_concept(text: str) -> Concept:
     """
     name, colon, rest = text.partition(":")
     name = name.strip()
-    known = next((one for one in CONCEPTS if name.lower() in (one.lower(), *_table()[one]["also"])), None)
+    known = next((one for one in CONCEPTS if one.lower() == _known_name(name.lower())), None)
     if not colon:
         if known is None:
             raise UsageError(

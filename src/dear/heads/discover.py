@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, is_utf8
 from dear.errors import OutOfMemory, RoleError, ran_out
 from dear.heads.batches import Images, batches, count
 from dear.heads.concepts import Concepts, check_prototypes, cluster_concepts, fixed_concepts, tagged_concepts
@@ -133,9 +134,8 @@ def discover_roles(
         again_picked = _phrases(spans, [texts[row] for row in rows], chosen)
         return again_picked, _concept_of(again_picked, found, words.tags, embed)
 
-    def concepts_of(other: Moments) -> list[list[str]]:
-        again_picked, of = again(other)
-        return [[of[phrase] for phrase in head] for head in again_picked.values()]
+    def concepts_of(heads: Picked, of: Mapping[str, str]) -> list[list[str]]:
+        return [[of[phrase] for phrase in head] for head in heads.values()]
 
     steady = information = None
     if isinstance(seen, BlockMoments):
@@ -147,7 +147,9 @@ def discover_roles(
             lambda rows: _assigned(*again(seen, rows), options)[0], table, len(texts), options.replicates
         )
     if options.replicates:
-        information = measure_information(seen, concepts_of)
+        information = measure_information(
+            concepts_of(picked, found.of), seen, lambda other: concepts_of(*again(other))
+        )
     if saved is not None:
         saved.remove()
     name, explained = getattr(images, "name", None), spans.explained.sum(dim=-1)  # [L, H]
@@ -158,7 +160,7 @@ def discover_roles(
         "corpus": {"name": words.name, "phrases": len(words), "indistinct": dropped},
         "phrases_per_head": phrases,
         **({} if steady is None else {"stability": steady.evidence()}),
-        **({} if information is None else {"information": information.evidence()}),
+        **({} if information is None else {"information": structs.asdict(information)}),
         **({} if share is None else {"linear_share": round(share, 4)}),
         "concepts": found.summary(),
         "explained": {
@@ -169,7 +171,9 @@ def discover_roles(
     }
     vision = clip.config.vision
     about = (clip.name, clip.fingerprint, vision.layers, options.rule, parameters, options.core)
-    return RoleMap(table, vision.heads, *about, evidence)
+    # A path that cannot be written as plain text is left out.
+    location = clip.source if clip.source and is_utf8(clip.source) and clip.source.isprintable() else None
+    return RoleMap(table, vision.heads, *about, evidence, location)
 
 
 def _changed(options: RoleOptions, changes: Mapping[str, Any]) -> RoleOptions:

@@ -34,19 +34,12 @@ _NAMED = 2 / 3  # share of class names that must be nearest to a word of one con
 
 
 def attribute_heads(roles: RoleMap) -> dict[str, tuple[Head, ...]]:
-    """The attributes that have heads of their own, core concepts first."""
+    """The attributes that have heads, core concepts first; none where the map is close to chance."""
+    if roles.is_informative() is False:
+        return {}
     names = (*roles.core, *sorted({role.concept for _, role in roles if role.concept} - set(roles.core)))
     found = {name: roles.select(concept=name) for name in names}
     return {name: heads for name, heads in found.items() if heads}
-
-
-def find_attribute(name: str, spaces: Mapping[str, Sequence[Head]]) -> str:
-    """The attribute that a user names, in any case."""
-    for known in spaces:
-        if known.lower() == name.strip().lower():
-            return known
-    offer = f"; there are {', '.join(spaces)}" if spaces else ": no head has an attribute of its own"
-    raise UsageError(f"no head of the role map has the role {name.strip()!r}{offer}")
 
 
 def centered_unit(rows: Tensor, center: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -168,7 +161,7 @@ def _measured(role: str, own: float, none: float) -> str:
 
 
 def hardly_specialized(roles: RoleMap) -> str | None:
-    """A part of a sentence where most heads of a map have no role of their own; else None."""
+    """A part of a sentence where most heads of a map have no attribute; else None."""
     total, own = len(list(roles)), sum(len(heads) for heads in attribute_heads(roles).values())
     return f"{total - own} of {total} heads have no attribute of their own" if 2 * own < total else None
 

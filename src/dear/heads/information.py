@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from dear.heads.moments import Moments
+from dear.heads.roles import Information
 from dear.heads.rules import concept_entropy, concept_shares
 
 ROTATIONS = 8
-CLEAR = 3.0  #: standard deviations of the rotated heads by which the information must exceed their mean
 
 Concepts = Iterable[Sequence[str]]  #: the concept of each phrase, head by head
 
@@ -47,32 +46,6 @@ def head_information(concepts: Concepts) -> float:
     return max(0.0, concept_entropy(together) - each)
 
 
-@dataclass(frozen=True)
-class Information:
-    """Information of a role map, and of maps of the same heads rotated at random."""
-
-    bits: float
-    rotated: tuple[float, ...]
-
-    @property
-    def clear(self) -> bool:
-        """Whether the heads say more than rotated heads do.
-
-        >>> Information(1.65, (1.11, 1.21, 1.30)).clear, Information(0.40, (0.37, 0.40, 0.41)).clear
-        (True, False)
-        """
-        return self.bits > statistics.fmean(self.rotated) + CLEAR * statistics.stdev(self.rotated)
-
-    def evidence(self) -> dict[str, float | int]:
-        """Plain values for `roles.json`."""
-        return {
-            "bits": round(self.bits, 4),
-            "rotated": round(statistics.fmean(self.rotated), 4),
-            "deviation": round(statistics.stdev(self.rotated), 4),
-            "rotations": len(self.rotated),
-        }
-
-
 def rotated_moments(moments: Moments, seed: int) -> Moments:
     """The same heads with all contributions turned by one random rotation of the joint space.
 
@@ -87,14 +60,17 @@ def rotated_moments(moments: Moments, seed: int) -> Moments:
 
 
 def measure_information(
-    moments: Moments, find: Callable[[Moments], Concepts], rotations: int = ROTATIONS
+    concepts: Concepts, moments: Moments, find: Callable[[Moments], Concepts], rotations: int = ROTATIONS
 ) -> Information:
     """The information of a role map.
 
     Args:
+        concepts: the concepts of the map's phrases, head by head.
         moments: of the heads, over images or over the directions of their input.
         find: the concepts of the phrases that some moments lead to, head by head.
         rotations: how often heads are rotated, at least 2.
     """
-    rotated = (head_information(find(rotated_moments(moments, seed))) for seed in range(rotations))
-    return Information(head_information(find(moments)), tuple(rotated))
+    bits = head_information(concepts)
+    rotated = [head_information(find(rotated_moments(moments, seed))) for seed in range(rotations)]
+    mean, deviation = statistics.fmean(rotated), statistics.stdev(rotated)
+    return Information(round(bits, 4), round(mean, 4), round(deviation, 4), rotations)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from dear.utils.files import PathLike, read_json, write_atomic
 from dear.utils.text import Line, Strict, Whole, Word, check, parse_json
 
 _FORMAT, _SCHEMA = "dear roles", 2
+CLEAR = 3.0  #: deviations by which the information of a map must exceed that of rotated heads
 _Count = Annotated[int, Meta(ge=1, le=512)]  # no tower has more layers or heads: more is a damaged file
 
 
@@ -42,6 +44,27 @@ class Role(Strict, frozen=True):
             raise RoleError(f"{self.kind!r} is not a kind of role; choose from {', '.join(KINDS)}")
         if self.kind in ("core", "other") and self.concept is None:
             raise RoleError(f"a head of kind {self.kind!r} needs a concept")
+
+
+class Information(Strict, frozen=True):
+    """Information of a role map in bits, and that of the same heads rotated at random.
+
+    `dear.heads.information` measures it. `exceeds_chance` is the one rule for "close to chance".
+    """
+
+    bits: Annotated[float, Meta(ge=0)]
+    rotated: Annotated[float, Meta(ge=0)]  #: mean over random rotations
+    deviation: Annotated[float, Meta(ge=0)]  #: standard deviation over random rotations
+    rotations: Annotated[int, Meta(ge=2)]
+
+    @property
+    def exceeds_chance(self) -> bool:
+        """Whether the heads say more about concepts than rotated heads do, by `CLEAR` deviations.
+
+        >>> Information(1.65, 1.21, 0.10, 8).exceeds_chance, Information(0.40, 0.39, 0.02, 8).exceeds_chance
+        (True, False)
+        """
+        return self.bits > self.rotated + CLEAR * self.deviation
 
 
 class RoleMap(Strict, frozen=True):
@@ -65,6 +88,7 @@ class RoleMap(Strict, frozen=True):
     core: tuple[str, ...] = CORE  #: concepts that have an attribute token, in the order of the tokens
     #: what the discovery measured beside the roles (plain JSON values)
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    location: str | None = None  #: absolute path of the backbone, where it is a file or folder of the user
 
     def __post_init__(self) -> None:
         layers = sorted({layer for layer, _ in self.table})
@@ -102,6 +126,40 @@ class RoleMap(Strict, frozen=True):
     def __len__(self) -> int:
         return len(self.table)
 
+    def weights(self) -> str:
+        """What to load as the backbone: its location, while it exists; else its name."""
+        path = self.location
+        return path if path and os.path.isabs(path) and os.path.exists(path) else self.backbone
+
+    @property
+    def information(self) -> Information | None:
+        """How much the heads say about concepts; None: not measured."""
+        value = self.evidence.get("information")
+        return None if value is None else msgspec.convert(value, Information)
+
+    def is_informative(self) -> bool | None:
+        """Whether the concepts of the heads say more than chance; None: not measured.
+
+        >>> RoleMap.table2().is_informative() is None
+        True
+        """
+        information = self.information
+        return None if information is None else information.exceeds_chance
+
+    def caveat(self) -> str:
+        """A sentence for users where the map is close to chance; else empty.
+
+        Whoever shows the concepts of heads shows this sentence in their place.
+        """
+        information = self.information
+        if information is None or information.exceeds_chance:
+            return ""
+        return (
+            f"The role map of {self.backbone or 'this backbone'} is close to chance: its heads carry "
+            f"{information.bits:.2f} bits about concepts, the same heads rotated at random "
+            f"{information.rotated:.2f} ± {information.deviation:.2f}."
+        )
+
     def select(self, kind: str | None = None, concept: str | None = None) -> tuple[Head, ...]:
         """(layer, head) of all heads of a kind and / or of a concept, in reading order.
 
@@ -137,7 +195,9 @@ class RoleMap(Strict, frozen=True):
             for key, other in zip(keys, map(self.table.__getitem__, order), strict=True)
         }
         parameters = {"of": self.rule, "seed": seed, **self.parameters}
-        return structs.replace(self, table=table, rule="shuffled", parameters=parameters)
+        measured = ("information", "stability")  # of the map as it was
+        evidence = {name: value for name, value in self.evidence.items() if name not in measured}
+        return structs.replace(self, table=table, rule="shuffled", parameters=parameters, evidence=evidence)
 
     @classmethod
     def uniform(cls, kind: str, layers: Sequence[int], heads: int, core: tuple[str, ...] = CORE) -> RoleMap:
@@ -233,7 +293,7 @@ def _short(fingerprint: str) -> str:
 
 # -- the file -----------------------------------------------------------------------------------------------
 
-_ABOUT = ("backbone", "fingerprint", "depth", "layers", "heads", "rule", "parameters", "core")
+_ABOUT = ("backbone", "location", "fingerprint", "depth", "layers", "heads", "rule", "parameters", "core")
 
 
 class _Row(Role, frozen=True, kw_only=True):
@@ -271,6 +331,7 @@ class _File(Strict, frozen=True):
     core: Annotated[tuple[Word, ...], Meta(min_length=1)]
     roles: list[_Row]
     evidence: dict[str, Any]
+    location: Line | None = None
 
     def __post_init__(self) -> None:
         if self.layers != sorted(set(self.layers)):
@@ -313,6 +374,7 @@ class _Evidence(msgspec.Struct, frozen=True):
     concepts: _Concepts | None = None
     concept_of: dict[Line, Line] = field(default_factory=dict)
     explained: dict[Line, list[float]] | None = None
+    information: Information | None = None
 
 
 def _parse(document: Any, source: str) -> RoleMap:

@@ -24,7 +24,6 @@ from dear.heads.roles import Role, RoleMap
 BLOCKS = 10
 REPLICATES = 10
 STEADY = 0.7  #: share of heads above which a map counts as steady
-CHANCE = 0.2  #: agreement beyond chance below which a map says hardly more than chance
 ENOUGH_IMAGES = 1000  #: images from which on roles are usually steady
 
 Table = Mapping[Head, Role]
@@ -121,18 +120,16 @@ def warnings_about(roles: RoleMap) -> list[str]:
         found.append("no head is specialized in other concepts or in style, so the map shields no head")
     if not counts["core"]:
         found.append("no head is specialized in an attribute, so attribute tokens reach only mixed heads")
+    if caveat := roles.caveat():
+        found.append(caveat)
     stability, images = roles.evidence.get("stability"), roles.evidence.get("image_count")
     more = ""
     if isinstance(images, int) and images < ENOUGH_IMAGES:
         more = f"; it was found on {images} images, {ENOUGH_IMAGES} or more varied ones are better"
-    if isinstance(stability, Mapping) and {"share", "chance"} <= set(stability):
-        share, chance = float(stability["share"]), float(stability["chance"])
-        kappa = (share - chance) / (1 - chance) if chance < 1 else 0.0
-        over = stability.get("over", "images")
-        kept = f"{share:.0%} of its heads keep their role when the {over} are drawn again"
-        if kappa < CHANCE:
-            found.append(f"the role map says hardly more than chance: {kept} ({chance:.0%} by chance){more}")
-        elif share < STEADY:
+    if isinstance(stability, Mapping) and "share" in stability:
+        share, over = float(stability["share"]), stability.get("over", "images")
+        if share < STEADY:
+            kept = f"{share:.0%} of its heads keep their role when the {over} are drawn again"
             found.append(f"the role map is not steady: {kept}{more}")
     elif more:
         found.append(f"how steady the role map is was not measured{more}")

@@ -34,6 +34,7 @@ from torch import Tensor
 from dear.clip.edit import BlockMask, Edit, LayerEdit
 from dear.clip.gpu.streams import side_by_side
 from dear.errors import RoleError, UsageError
+from dear.heads.concept_words import find_attribute
 from dear.heads.names import CONCEPTS, CORE
 from dear.heads.roles import Role, RoleMap
 from dear.methods.base import (
@@ -50,30 +51,6 @@ from dear.methods.base import (
 from dear.methods.options import NotNegative, Options, Positive, Preset, Share
 
 ISOLATIONS = ("bidirectional", "readonly")
-_ALIASES = {"colour": "color", "place": "location", "material": "texture", "form": "shape", "thing": "object"}
-
-
-def find_attribute(name: str, attributes: Sequence[str] = CORE) -> int:
-    """Place of the attribute `name` among `attributes`, whatever the case.
-
-    >>> find_attribute("color")
-    0
-    """
-    wanted = name.strip().casefold()
-    names = [attribute.casefold() for attribute in attributes]
-    for candidate in (wanted, _ALIASES.get(wanted, wanted)):
-        if candidate in names:
-            return names.index(candidate)
-    raise UsageError(f"no attribute is called {name!r}; there are {', '.join(attributes)}")
-
-
-def canonical_attribute(name: str, attributes: Sequence[str]) -> str:
-    """The attribute `name` as `attributes` spells it, whatever the case, aliases included.
-
-    >>> canonical_attribute("colour", CORE), canonical_attribute("PLACE", CORE)
-    ('Color', 'Location')
-    """
-    return attributes[find_attribute(name, attributes)]
 
 
 def layer_mask(
@@ -139,7 +116,6 @@ def draw_mask(mask: BlockMask, attributes: Sequence[str] = CORE, each: int = 1) 
     return "\n".join(lines)
 
 
-_SPELLINGS = {**{concept.casefold(): concept for concept in CONCEPTS}, "colour": "Color"}
 # The limit is more tokens or ranks than anyone means; a damaged file may name any number.
 Few = Annotated[int, Meta(ge=0, le=1024)]
 OneOrMore = Annotated[int, Meta(ge=1, le=1024)]
@@ -195,7 +171,10 @@ class DeARConfig(Options):
 
 def _concept(name: str) -> str:
     """A concept as the paper spells it; other names stay, for a role map may know them."""
-    return _SPELLINGS.get(name.strip().casefold(), name)
+    try:
+        return find_attribute(name, CONCEPTS)
+    except UsageError:
+        return name
 
 
 PRESETS = {
@@ -266,7 +245,7 @@ class DeAR(Method):
         config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
         self.roles = self._take_roles(self.roles)
         known = tuple(dict.fromkeys((*self.roles.core, *CONCEPTS)))
-        self.attributes = tuple(canonical_attribute(a, known) for a in config.attributes or self.roles.core)
+        self.attributes = tuple(find_attribute(a, known) for a in config.attributes or self.roles.core)
         if config.attributes is not None:  # masks compare names: keep them as the role map spells them
             self.config = config = replace(config, attributes=self.attributes)
         self.entry = _layer(config.first_layer, vision.last_third[0], vision.layers, "first_layer")
@@ -529,7 +508,7 @@ class DeAR(Method):
 
     def attribute_index(self, name: str) -> int:
         """Place of an attribute in `attribute_features`, whatever the case of its name."""
-        return find_attribute(name, self.attributes)
+        return self.attributes.index(find_attribute(name, self.attributes))
 
     def fusion_weights(self) -> dict[str, float]:
         """The weight of each of `voters` (alpha, without a focus); they sum to 1."""

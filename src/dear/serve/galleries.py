@@ -13,6 +13,7 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DearError
+from dear.heads.concept_words import find_attribute
 from dear.heads.focus import attribute_heads
 from dear.heads.known_roles import known_roles
 from dear.heads.neighbors import HeadIndex
@@ -80,12 +81,10 @@ class ByHeads:
 
     def space(self, attribute: str) -> str:
         """The space that is meant, in any case of its letters."""
-        for name in self.names:
-            if name.casefold() == attribute.strip().casefold():
-                return name
-        raise Refused(
-            400, f"no head of the role map has the role {attribute!r}; there are {', '.join(self.names)}"
-        )
+        try:
+            return find_attribute(attribute, self.names)
+        except DearError as error:
+            raise Refused(400, str(error)) from None
 
     def job(self, pixels: Tensor) -> ImageJob:
         """The image feature and the outputs of the heads behind it."""
@@ -108,6 +107,8 @@ def search_by(adapter: Adapter, way: str, clip: Clip) -> Search:
     if way == "features":
         return ByFeatures(adapter)
     roles = adapter.method.roles or known_roles(clip)
+    if roles is not None and roles.caveat():
+        raise Refused(400, roles.caveat())
     if roles is None or not attribute_heads(roles):
         name = adapter.card.name
         raise Refused(400, f"neither {name!r} nor {clip.name} has a role map with heads of an attribute")

@@ -23,7 +23,8 @@ from dear.data.images import ImageSet, ListedImages, is_utf8
 from dear.data.open import find_benchmark, open_data
 from dear.errors import DataError, UsageError
 from dear.heads.ablate import collect
-from dear.heads.focus import attribute_heads, find_attribute
+from dear.heads.concept_words import find_attribute
+from dear.heads.focus import attribute_heads
 from dear.heads.neighbors import ALIKE, SAME, head_space, shared
 from dear.heads.roles import RoleMap
 from dear.images.views import image_paths, open_image
@@ -209,6 +210,8 @@ def retrieve_by_heads(
         raise UsageError(f"top = {top}: ask for at least one image")
     known = role_map(roles, clip)
     spaces = {} if known is None else attribute_heads(known)
+    if known is not None and known.caveat():
+        raise UsageError(f"{known.caveat()} A search by attribute needs heads that know attributes.")
     if known is None or not spaces:
         raise UsageError(f"{clip.name}: no role map with heads of an attribute; compute one", hint="roles")
     wanted = None if attribute is None else find_attribute(attribute, spaces)

@@ -43,6 +43,8 @@ def head_groups(vision: VisionConfig, roles: RoleMap | None) -> HeadGroups:
     }
     if roles is None:
         return HeadGroups(layers, False, "This backbone has no role map: heads are grouped by layer.")
+    if caveat := roles.caveat():
+        return HeadGroups(layers, False, f"{caveat} Heads are grouped by layer, and no concept is named.")
     clear = sum(role.kind in ("core", "other") for _, role in roles)
     if clear < _CLEAR * len(roles):
         return HeadGroups(

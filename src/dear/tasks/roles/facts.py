@@ -41,7 +41,9 @@ class HeadEvidence:
 
 
 def specialization_notice(roles: RoleMap) -> str:
-    """A sentence where most heads have no attribute of their own; else empty."""
+    """A sentence where the map is close to chance, or most heads have no attribute; else empty."""
+    if caveat := roles.caveat():
+        return caveat
     mixed = hardly_specialized(roles)
     return (
         "" if mixed is None else f"{mixed}: they are hardly specialized, and what they show is mostly noise."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -12,7 +11,7 @@ from dear.clip.model import Clip
 from dear.data.folds import Places
 from dear.data.images import ImageSet
 from dear.errors import UsageError
-from dear.heads.concept_words import find_concept
+from dear.heads.concept_words import find_attribute
 from dear.heads.focus import (
     AUTO,
     FocusChoice,
@@ -20,7 +19,6 @@ from dear.heads.focus import (
     choose_focus,
     choose_weight,
     enough_to_measure,
-    find_attribute,
     focus_by_names,
     hardly_specialized,
 )
@@ -55,9 +53,11 @@ def find_focus(
         for name, own in attribute_heads(roles).items()
         if (left := tuple(head for head in own if head not in clip.visual.removed_heads))
     }
+    if caveat := roles.caveat():
+        if wanted != AUTO:
+            raise UsageError(f"{caveat} It cannot choose heads for {wanted!r}; train without a focus")
+        return FocusChoice(None, why=caveat.rstrip("."))
     if wanted != AUTO:
-        with suppress(UsageError):  # a name such as "background" stands for a concept
-            wanted = find_concept(wanted).name
         name = find_attribute(wanted, heads)
         heads = {name: heads[name]}
     labels = images.labels
@@ -91,7 +91,7 @@ def focus_options(choice: FocusChoice, kind: type[Method]) -> dict[str, Any]:
 
 def focus_notices(choice: FocusChoice, clip: Clip, roles: RoleMap, kind: type[Method]) -> list[str]:
     """What was chosen, why, and what to know about the backbone."""
-    sentence = hardly_specialized(roles)
+    sentence = None if roles.caveat() else hardly_specialized(roles)  # `choice.why` has the caveat
     found = [] if sentence is None else [f"{clip.name}: {sentence}, so a focus gains little or nothing here."]
     if choice.role is None:
         return [*found, f"Focus: none; {choice.why}."]
