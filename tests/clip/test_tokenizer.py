@@ -1,15 +1,19 @@
 """Our tokens are CLIP's: a table made from the published merges by other code, and what is refused."""
 
+import gzip
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make_clip_tokens import encoder
 
-from dear.clip.tokenizer import BOT, EOT, tokenize
+from dear.clip.tokenizer import BOT, EOT, clean, tokenize
 from dear.errors import InputError
+from dear.utils import byte_pairs
 
 TABLE = json.loads(Path(__file__).with_name("clip_tokens.json").read_text(encoding="ascii"))
 
@@ -81,3 +85,34 @@ def test_any_text_is_tokens_or_a_refusal(text):
     assert row[0] == BOT
     assert all(0 <= token < BOT for token in row[1:end])
     assert set(row[end + 1 :]) <= {0}
+
+
+published = encoder(str(byte_pairs._MERGES))
+
+
+def assigned() -> st.SearchStrategy[str]:
+    """Characters that were letters, digits or signs in Unicode 14 already."""
+    return st.characters(exclude_categories=("Cn", "Cs", "Co"), max_codepoint=0x2FFFF)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(assigned(), max_size=30) | st.text("abcſ'SsTt \u03452é\u00a0<|>_", max_size=30))
+def test_any_text_has_the_ids_of_the_published_rules(text):
+    cleaned = clean(text)
+    assert byte_pairs.encode(cleaned) == published(cleaned)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.characters(max_codepoint=0x7F), max_size=30))
+def test_any_ascii_text_has_the_ids_of_transformers(text):
+    cleaned = clean(text)
+    assert byte_pairs.encode(cleaned) == transformers_clip().encode(cleaned, add_special_tokens=False)
+
+
+@cache
+def transformers_clip():
+    transformers = pytest.importorskip("transformers")
+    tokenizer = byte_pairs._tokenizer()
+    lines = gzip.decompress(byte_pairs._MERGES.read_bytes()).decode().splitlines()[1:]
+    vocab = tokenizer.get_vocab() | {"<|startoftext|>": BOT, "<|endoftext|>": EOT}
+    return transformers.CLIPTokenizer(vocab=vocab, merges=[tuple(line.split()) for line in lines])

@@ -1,13 +1,6 @@
-"""CLIP's tokens: text is cleaned, lowered, cut into words and byte pairs, and framed by BOT and EOT.
+"""CLIP's tokens: text is cleaned, lowered, split into words and byte pairs, and framed by BOT and EOT.
 
-The byte pairs come from `instant_clip_tokenizer`, which carries CLIP's published merges. It does no
-cleaning of its own and departs from CLIP's published rules on three points, corrected here:
-
-- its markers are spelled `<start_of_text>` and `<end_of_text>`, and it would read them in a user's text;
-- CLIP's word pattern ignores case, so `'ſ` (long s) is the contraction `'s`, one word;
-- U+0345 (a combining iota) is matched by no branch of CLIP's pattern and vanishes.
-
-Letters that Unicode gained after version 14 may be cut into words elsewhere than in CLIP's code, which
+Letters that Unicode gained after version 14 may be split into words elsewhere than in CLIP's code, which
 itself depends there on the version of the library it runs on.
 """
 
@@ -16,13 +9,12 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Sequence
-from functools import cache
 
 import torch
-from instant_clip_tokenizer import Tokenizer as BytePairs
 from torch import Tensor
 
 from dear.errors import InputError
+from dear.utils.byte_pairs import encode
 
 BOT = 49406
 EOT = 49407
@@ -33,16 +25,6 @@ SPECIAL = ("<|startoftext|>", "<|endoftext|>")
 MAX_CHARACTERS = 20_000
 
 _WHITESPACE = re.compile(r"\s+")
-_FOREIGN_MARKER = re.compile(r"<(?=(?:start|end)_of_text>)")
-# An apostrophe opens a contraction only where no other punctuation stands before it.
-_LONG_S = re.compile(r"(?<![^\w\s])(?<!_)'ſ")
-_LONG_S_TOKENS = (6, 129, 379)  # "'", and the two bytes of the long s, the last ending the word
-
-
-@cache
-def _byte_pairs() -> BytePairs:
-    """The merges, parsed once: that takes longer than tokenizing thousands of texts."""
-    return BytePairs()
 
 
 def clean(text: str) -> str:
@@ -58,20 +40,9 @@ def mended(text: str) -> str:
     """The text with its encoding mended and html unescaped twice."""
     if text.isascii() and text.isprintable() and "&" not in text:
         return text
-    import ftfy  # not above: it takes a while, and most texts go without
+    import ftfy  # here: its import is slow, and most texts do not need it
 
     return html.unescape(html.unescape(ftfy.fix_text(text)))
-
-
-def _encode_clean(text: str) -> list[int]:
-    """Token ids of a cleaned text."""
-    text = text.replace("\u0345", " ")
-    text = _FOREIGN_MARKER.sub("< ", text)  # punctuation and a letter never share a word: ids are unchanged
-    ids: list[int] = []
-    for place, part in enumerate(_LONG_S.split(text)):
-        ids.extend(_LONG_S_TOKENS if place else ())
-        ids.extend(_byte_pairs().encode(part))
-    return ids
 
 
 def tokenize(texts: str | Sequence[str], context: int = CONTEXT) -> Tensor:
@@ -106,7 +77,7 @@ def _checked(text: str, context: int) -> list[int]:
     for special in SPECIAL:
         if special in cleaned:
             raise InputError(f"the text {shorten(text)} contains CLIP's special token {special}; remove it")
-    ids = _encode_clean(cleaned)
+    ids = encode(cleaned)
     if not ids:
         raise InputError(f"the text {shorten(text)} is empty once cleaned; give at least one word")
     if len(ids) > context - 2:

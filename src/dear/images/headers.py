@@ -1,8 +1,8 @@
-"""What an image will cost to decode, read from the bytes of its file without a decoder.
+"""The cost of decoding an image, read from the bytes of its file without a decoder.
 
-A few bytes can stand for many pixels (46 bytes of WebP for 49 million), and a progressive JPEG of many scans
-is decoded once per scan. Budgets are taken by these numbers before a decoder sees the file; a decoder that
-finds more pixels than the header said must refuse the file.
+A few bytes can expand to many pixels (46 bytes of WebP to 49 million), and a progressive JPEG of many scans
+is decoded once per scan. Budgets are reserved by these numbers before a decoder sees the file; a decoder that
+finds more pixels than the header declares must refuse the file.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
+from itertools import islice
 
 from dear.images import jpeg
 
 #: scans of a JPEG file that cost no more than one; encoders write about ten
 USUAL_SCANS = 12
-_MOST_SEGMENTS = 1000  # of a JPEG before its frame
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a JPEG's frame header
-_MOST_TAGS = 4096  # of a TIFF's first directory
+_MAX_TAGS = 4096  # of a TIFF's first directory
+_MAX_SIZES = 1000  # of an AVIF or HEIC file
 
 
 @dataclass(frozen=True)
@@ -61,15 +62,15 @@ def read_header(content: bytes) -> Header | None:
         if content[4:8] == b"ftyp":
             return _isobmff(content)
         if content[:2] in (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"):
-            found = re.match(rb"P\d(?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s", content[:4096])
-            return found and Header(int(found[1]), int(found[2]))
+            size = re.match(rb"P\d(?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s", content[:4096])
+            return size and Header(int(size[1]), int(size[2]))
     except (struct.error, IndexError, ValueError):
         pass
     return None
 
 
 def count_scans(content: bytes) -> int:
-    """Scans of a JPEG file: its start-of-scan markers (compressed data holds none by accident)."""
+    """Scans of a JPEG file: its start-of-scan markers (compressed data contains none by accident)."""
     return content.count(b"\xff\xda")
 
 
@@ -78,7 +79,7 @@ def _jpeg(content: bytes) -> Header | None:
     if ordinary is not None:
         return Header(ordinary.width, ordinary.height, count_scans(content) if ordinary.scans else 1)
     place = 2
-    for _ in range(_MOST_SEGMENTS):
+    for _ in range(jpeg.MAX_SEGMENTS):
         place = content.index(b"\xff", place) if content[place] != 0xFF else place
         marker = content[place + 1]
         if marker == 0xFF:  # padding
@@ -118,19 +119,19 @@ def _tiff(content: bytes) -> Header | None:
     order = "<" if content[:2] == b"II" else ">"
     (place,) = struct.unpack(order + "I", content[4:8])
     (count,) = struct.unpack(order + "H", content[place : place + 2])
-    found: dict[int, int] = {}
-    for at in range(place + 2, place + 2 + 12 * min(count, _MOST_TAGS), 12):
+    sides: dict[int, int] = {}
+    for at in range(place + 2, place + 2 + 12 * min(count, _MAX_TAGS), 12):
         tag, kind = struct.unpack(order + "HH", content[at : at + 4])
         if tag in (256, 257):
             form = {3: "H", 4: "I"}.get(kind)
             if form is None:
                 return None
-            (found[tag],) = struct.unpack_from(order + form, content, at + 8)
-    return Header(found[256], found[257]) if len(found) == 2 else None
+            (sides[tag],) = struct.unpack_from(order + form, content, at + 8)
+    return Header(sides[256], sides[257]) if len(sides) == 2 else None
 
 
 def _isobmff(content: bytes) -> Header | None:
     """AVIF and HEIC: the largest of the sizes that their boxes name."""
-    places = [found.start() for found in re.finditer(b"ispe", content[: 1 << 20])]
-    sizes = [struct.unpack(">II", content[at + 8 : at + 16]) for at in places[:1000]]
+    matches = islice(re.finditer(b"ispe", content[: 1 << 20]), _MAX_SIZES)
+    sizes = [struct.unpack_from(">II", content, match.start() + 8) for match in matches]
     return Header(*max(sizes, key=lambda size: size[0] * size[1])) if sizes else None

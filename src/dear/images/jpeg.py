@@ -16,6 +16,7 @@ try:
 except ImportError:  # there is no wheel for this machine: Pillow decodes everything
     simplejpeg = None
 
+MAX_SEGMENTS = 1000  # before the image data; a camera writes about twenty
 MAX_SCANS = 100  # a progressive photograph has about ten; a decoder goes over the whole image for each
 _START, _SCAN, _END, _NOTES, _ADOBE = b"\xff\xd8", b"\xff\xda", 0xD9, 0xE1, 0xEE
 _FRAMES, _BASELINE, _PROGRESSIVE = (0xC0, 0xC1, 0xC2), 0xC0, 0xC2
@@ -27,20 +28,20 @@ TURNS: dict[int, tuple[tuple[int, ...], bool]] = {
     5: ((), True), 6: ((0,), True), 7: ((0, 1), True), 8: ((1,), True),
 }  # fmt: skip
 _SCRATCH = 1 << 24
-_own = threading.local()
+_thread = threading.local()
 _MARKER = re.compile(
     rb"\xff([^\x00\xd0-\xd7\xff])"
 )  # in compressed data: neither a stuffed byte nor a restart
 
 
 def is_jpeg(head: bytes) -> bool:
-    """Whether a file that starts so is a JPEG."""
+    """Whether a file with this beginning is a JPEG."""
     return head[:3] == _START + b"\xff"
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a JPEG says of itself before its pixels."""
+    """What a JPEG declares before its pixels."""
 
     width: int
     height: int
@@ -48,13 +49,15 @@ class Header:
     depth: int  #: bits of a color
     notes: bool  #: it holds EXIF or XMP
     scans: bool  #: it has more than one scan
-    plain: bool  #: baseline, one scan, YCbCr of the usual samplings or gray: any decoder makes the same of it
+    plain: bool  #: baseline, one scan, YCbCr of the usual samplings or gray: all decoders agree on it
 
 
 def read_header(content: bytes) -> Header | None:
     """The header; None where it is not that of an ordinary JPEG."""
     place, frame, notes, adobe = 2, b"", False, False
-    while content[place : place + 1] == b"\xff":
+    for _ in range(MAX_SEGMENTS):
+        if content[place : place + 1] != b"\xff" or place + 1 >= len(content):
+            return None
         marker, length = content[place + 1], int.from_bytes(content[place + 2 : place + 4], "big")
         if marker in _FRAMES:
             frame = content[place : place + 2 + length]
@@ -72,24 +75,24 @@ def read_header(content: bytes) -> Header | None:
 
 
 def decode(content: bytes, width: int, height: int, scratch: bool = False) -> Pixels | None:
-    """RGB pixels [height, width, 3]; None where the file is damaged or not what its header says.
+    """RGB pixels [height, width, 3]; None where the file is damaged or does not match its header.
 
-    With `scratch` they stand in a buffer of this thread, which the next call writes over.
+    With `scratch` they are in a buffer of this thread, which the next call overwrites.
     """
     if simplejpeg is None:
         return None
     count = height * width * 3
     if scratch and count <= _SCRATCH:
-        if len(getattr(_own, "buffer", ())) < count:
-            _own.buffer = np.empty(count, np.uint8)
-        pixels: Pixels = _own.buffer[:count].reshape(height, width, 3)
+        if len(getattr(_thread, "buffer", ())) < count:
+            _thread.buffer = np.empty(count, np.uint8)
+        pixels: Pixels = _thread.buffer[:count].reshape(height, width, 3)
     else:
         pixels = np.empty((height, width, 3), np.uint8)
     try:
-        found: Any = simplejpeg.decode_jpeg(content, "RGB", buffer=pixels)
+        decoded: Any = simplejpeg.decode_jpeg(content, "RGB", buffer=pixels)
     except ValueError:
         return None
-    return pixels if found.shape == pixels.shape else None
+    return pixels if decoded.shape == pixels.shape else None
 
 
 def is_whole(content: bytes) -> bool:
@@ -105,17 +108,17 @@ def turned(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def too_many_scans(content: bytes) -> bool:
-    """Whether a JPEG asks a decoder to go over its pixels more than `MAX_SCANS` times."""
+    """Whether a JPEG requires more than `MAX_SCANS` passes over its pixels."""
     if content.count(_SCAN) <= MAX_SCANS:
         return False
-    # These bytes may also stand in what is no image data: previews, color profiles, a film behind the photo.
+    # These bytes also occur outside of image data: previews, color profiles, a film appended to the photo.
     place, scans = 2, 0
     while scans <= MAX_SCANS:
-        found = _MARKER.search(content, place)
-        if found is None or found[1][0] == _END:
+        marker = _MARKER.search(content, place)
+        if marker is None or marker[1][0] == _END:
             return False
-        place = found.end()
-        scans += found[1] == _SCAN[1:]
-        if found[1][0] != 0x01:  # all markers but this one have a length
+        place = marker.end()
+        scans += marker[1] == _SCAN[1:]
+        if marker[1][0] != 0x01:  # all markers but this one have a length
             place += int.from_bytes(content[place : place + 2], "big")
     return True

@@ -13,6 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from dear.utils.byte_pairs import encode
 from dear.world import factors as F
 from dear.world.scenes import Scenes
 from dear.world.templates import SLOTS, TEMPLATES, WORDS
@@ -101,10 +102,7 @@ class CaptionTable:
     @classmethod
     def build(cls) -> CaptionTable:
         """Tokenize the phrases."""
-        from instant_clip_tokenizer import Tokenizer
-
-        tokenizer = Tokenizer()
-        rows = [tokenizer.encode(word) for word in _wording().words]
+        rows = [encode(word) for word in _wording().words]
         width = max(len(row) for row in rows)
         ids = torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
         return cls(ids, torch.tensor([len(row) for row in rows]))
