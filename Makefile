@@ -1,4 +1,6 @@
-# `make demo` and `make test` need nothing typed before them: each makes .venv when it is missing.
+# `make demo` and `make test` do all set-up: each creates .venv if it is missing.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,9 +12,11 @@ EXTRAS := roles,studio,onnx,cluster,parquet,serve,dev
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
-	touch $@
+	@echo "Installing dear and what its tests need into $(VENV) (about 2 GB, a few minutes, once):"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-color --constraint constraints.txt --editable ".[$(EXTRAS)]" \
+	  | sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing collected packages.*/  installing all of them …/p; s/^ERROR/ERROR/p'
+	@touch $@
 
 # The same environment with every file checked against a hash (Linux x86-64, Python 3.11).
 locked:
@@ -39,7 +43,7 @@ test-gpu:
 
 # The same tests with the oldest and the newest PyTorch that pyproject.toml allows, each in a virtual environment
 # of its own. On Linux the package index offers CUDA builds only (6 GB each); a CPU runs them.
-OLDEST_TORCH := 2.6.0
+OLDEST_TORCH := 2.10.0
 NEWEST_TORCH := 2.15.0
 test-oldest: TORCH := $(OLDEST_TORCH)
 test-newest: TORCH := $(NEWEST_TORCH)

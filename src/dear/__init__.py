@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dear.heads.roles import Role, RoleMap
     from dear.methods import DeAR, list_methods
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Classifier": "dear.classifier",
