@@ -1,4 +1,4 @@
-"""Facts that a release relies on: one version, floors without known vulnerabilities, container files that name real things."""
+"""What a release relies on: one version, floors without known vulnerabilities, container files that fit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def test_one_version() -> None:
 def test_floors() -> None:
     script = (ROOT / "scripts" / "check-vulnerabilities").read_text(encoding="utf-8")
     check = script.split("<<'CHECK'\n")[1].split("\nCHECK\n")[0]
-    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

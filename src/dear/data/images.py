@@ -25,7 +25,7 @@ from dear.images.views import Size, read_views
 from dear.utils.text import check_name, check_shown
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 TEMPLATE = "a photo of a {}."
 MAX_TEMPLATE = 1000

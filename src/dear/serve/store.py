@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,7 @@ class AdapterStore:
             raise RunError(f"{path}: was trained on {config.backbone}, not on {self.clip.name}")
         if len(config.classes) > _MOST_CLASSES:
             raise RunError(f"{path}: has {len(config.classes):,} classes; {_MOST_CLASSES:,} can be served")
-        when = datetime.fromtimestamp((path / "adapter.safetensors").stat().st_mtime, timezone.utc)
+        when = datetime.fromtimestamp((path / "adapter.safetensors").stat().st_mtime, UTC)
         classes = tuple(config.classes)
         change = config.correction
         kind = repr((
