@@ -36,7 +36,7 @@ from measure.task import roles_of
 from serve_gpu import backbone, free_port, write_run
 from torch import Tensor
 
-from dear.clip.gpu.recorded import Recorder
+from dear.clip.gpu import Recorder
 from dear.serve.app import make_app
 from dear.serve.batcher import Batcher
 from dear.serve.connections import guarded_protocol

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.benchmark import timer
 
 from dear.clip.config import ClipConfig
-from dear.clip.gpu.recorded import Recorder
+from dear.clip.gpu import Recorder
 from dear.clip.variant import matrix_dtype
 from dear.runs.model import Model
 from dear.serve import mixed_batch

@@ -18,6 +18,7 @@ SHORT = {
     "inference": "--batch 4 --compile --classes 10 --repeats 2",
     "images": "--images 16 --batch 8 --epochs 1 --workers 2",
     "kernels": "--batch 4 --classes 10 --rows 5",
+    "kernels --compare": "--batch 4 --classes 10 --repeats 2",
     "growth": "--shape ViT-B-32 --repeats 1",
     "roles": "--model ViT-B-32 --images 64 --phrases 100 --literal-images 32 --literal-heads 1",
     "losses": "--shape ViT-B-32 --steps 3 --classes 10 --precision bfloat16",
@@ -26,9 +27,10 @@ SHORT = {
 
 @pytest.mark.parametrize("name", SHORT)
 def test_a_short_run_of(name: str, tmp_path: Path) -> None:
+    script, *options = name.split()
     path = os.pathsep.join([str(Path(dear.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, str(FOLDER / f"{name}.py"), *SHORT[name].split()],
+        [sys.executable, str(FOLDER / f"{script}.py"), *options, *SHORT[name].split()],
         env={**os.environ, "PYTHONPATH": path},
         cwd=tmp_path,
         capture_output=True,

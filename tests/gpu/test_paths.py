@@ -15,8 +15,8 @@ from test_stack import alone, dear_adapters
 from tiny import images, tiny_clip
 
 from dear import world
+from dear.clip.gpu import Recorder, Recording
 from dear.clip.gpu import tower as fast
-from dear.clip.gpu.recorded import Recorder, Recording
 from dear.errors import InputError
 from dear.images.views import View, read_views
 from dear.serve import mixed_batch

@@ -168,6 +168,18 @@ def test_a_note_says_where_a_gpu_takes_the_plain_path(
     assert "rotary positions take the plain path on a GPU" in caplog.text
 
 
+def test_one_variable_turns_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dear.clip.gpu import run_by_kernels
+    from dear.clip.gpu import tower as kernels
+
+    monkeypatch.setattr(kernels, "usable", lambda tower, x, edit: True)
+    monkeypatch.setattr(kernels, "run", lambda tower, x, first, last, edit, read: x + 1)
+    visual, x = model(FAMILIES["siglip"], torch.float32).visual, torch.zeros(1)
+    assert run_by_kernels(visual, x, 1, 2, None, None) == 1
+    monkeypatch.setenv("DEAR_KERNELS", "0")
+    assert run_by_kernels(visual, x, 1, 2, None, None) is None
+
+
 def test_adapting_a_siglip_folder(tmp_path: Path) -> None:
     """Train, save, load and answer with the public functions."""
     from tiny import Colors

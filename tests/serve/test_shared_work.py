@@ -13,7 +13,7 @@ from test_service import QUICK, alone, client_of, file, gallery
 from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.clip.correction import Correction
-from dear.clip.gpu.recorded import Recorder
+from dear.clip.gpu import Recorder
 from dear.clip.tower import Tower
 from dear.images.views import normalize, open_image
 from dear.methods import build_method

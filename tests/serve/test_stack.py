@@ -11,7 +11,7 @@ import torch
 from test_mixed_batch import adapters
 from tiny import images, mixed_roles, tiny_clip
 
-from dear.clip.gpu.recorded import Recorder, recorder_of
+from dear.clip.gpu import Recorder
 from dear.methods import DeAR, build_method
 from dear.serve import mixed_batch
 from dear.serve.dear_stack import stack_key
@@ -123,7 +123,7 @@ def test_recorded_batches_give_the_same_answers() -> None:
 
 
 def test_buckets_are_recorded_the_second_time_and_forgotten_in_turn() -> None:
-    recorder = Recorder(buckets=(2, 4), most=1, record=FakeRecording)
+    recorder = Recorder(buckets=(2, 4), limit=1, record=FakeRecording)
     FakeRecording.made = 0
 
     def double(x):
@@ -167,6 +167,6 @@ def test_an_operation_that_cannot_be_recorded_runs_anyway(monkeypatch) -> None:
 
 def test_a_recorder_is_not_copied_with_its_backbone() -> None:
     clip = tiny_clip()
-    assert recorder_of(clip) is recorder_of(clip)
-    assert recorder_of(copy.deepcopy(clip)) is not recorder_of(clip)
-    assert len(pickle.loads(pickle.dumps(recorder_of(clip)))) == 0
+    assert clip.recorder is clip.recorder
+    assert copy.deepcopy(clip).recorder is not clip.recorder
+    assert len(pickle.loads(pickle.dumps(clip.recorder))) == 0

@@ -8,7 +8,7 @@ from test_stack import alone, dear_adapters
 from tiny import images, mixed_roles, tiny_clip
 
 from dear.clip.correction import Correction
-from dear.clip.gpu.recorded import Recorder, run_eagerly
+from dear.clip.gpu import Recorder, run_eagerly
 from dear.methods import DeAR, build_method
 from dear.methods.base import in_precision
 from dear.serve import mixed_batch

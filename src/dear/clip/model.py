@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dear.clip.config import ClipConfig, Head
 from dear.clip.correction import Correction, folded
+from dear.clip.gpu import BUCKETS, Recorder
 from dear.clip.identity import WeightDigests, identity
 from dear.clip.sharing import map_tensors
 from dear.clip.tokenizer import Tokenizer, tokenize
@@ -47,6 +48,7 @@ class Clip(nn.Module):
         self.pair_bias = nn.Parameter(torch.empty(())) if config.logit_bias else None
         self.tokenizer: Tokenizer | None = tokenize if config.text.clean == "clip" else None
         self._scale: tuple[int, int, float] | None = None
+        self.recorder = Recorder(BUCKETS[:7])  #: of inference in small batches on a GPU; variants share it
         self.variant = Variant()  #: how this object differs from the backbone that was loaded
         self._plain: tuple[Clip, ...] = ()  # in a tuple: a Module attribute would be registered
         if self.log_scale.device.type != "meta":
@@ -62,6 +64,7 @@ class Clip(nn.Module):
         """The same model with its own tensors; device, precision, correction and focus are the same."""
         other = map_tensors(self.plain, lambda owner, tensor: tensor.clone())
         other.digests, other.source, other.checkpoint_stamp = None, None, ""  # its weights may be changed
+        other.recorder = Recorder(self.recorder.buckets)
         return as_variant(other, self.variant)
 
     def train(self, mode: bool = True) -> Clip:

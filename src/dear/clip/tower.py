@@ -21,6 +21,7 @@ from torch.func import functional_call
 from dear.clip import cpu
 from dear.clip.config import TowerConfig
 from dear.clip.edit import BlockMask, Edit, LayerEdit, LowRank, Record, insert_tokens
+from dear.clip.gpu import run_by_kernels
 from dear.clip.rotary import RotaryAngles
 from dear.errors import UsageError
 
@@ -387,10 +388,9 @@ class Tower(nn.Module):
         """What `run` returns; a tower that does something else there overrides this."""
         x, first, last, edit, read, record = given
         if x.is_cuda and record is None and first <= last:
-            from dear.clip.gpu import tower as gpu_tower
-
-            if gpu_tower.usable(self, x, edit):
-                return gpu_tower.run(self, x, first, last, edit, read)
+            result = run_by_kernels(self, x, first, last, edit, read)
+            if result is not None:
+                return result
         for layer in range(first, last + 1):
             change = None if edit is None else edit.layers.get(layer)
             extra = 0

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dear.clip.config import Head
 from dear.clip.correction import Correction
+from dear.clip.gpu import Recorder
 from dear.clip.sharing import map_tensors, replace
 from dear.clip.tower import Linear
 from dear.clip.towers import Patches
@@ -113,6 +114,7 @@ def _cast_weights(clip: Clip, dtype: torch.dtype) -> Clip:
                 )
     if other is not clip:
         other.digests = clip.weight_digests()  # of the values before they were rounded
+        other.recorder = Recorder(clip.recorder.buckets)
     return other
 
 

@@ -32,7 +32,6 @@ from msgspec import Meta
 from torch import Tensor
 
 from dear.clip.edit import BlockMask, Edit, LayerEdit
-from dear.clip.gpu.streams import side_by_side
 from dear.errors import RoleError, UsageError
 from dear.heads.concept_words import find_attribute
 from dear.heads.names import CONCEPTS, CORE
@@ -467,8 +466,8 @@ class DeAR(Method):
         """
         config, share = self.config, self.config.class_ce
         scale = self.clip.logit_scale
-        texts, adapted = side_by_side(self.texts, lambda: self._adapted(frozen), self.clip.device)
-        f_cls, f_attr = (unit(f) for f in adapted)
+        texts = self.texts()
+        f_cls, f_attr = (unit(f) for f in self._adapted(frozen))
         ce = F.cross_entropy(scale * self._mixed(f_cls, f_attr) @ texts.T, labels)
         log_alpha = self.v.log_softmax(dim=0)[0]
         fusion = -log_alpha if config.fusion_loss == "log" else 1 - log_alpha.exp()

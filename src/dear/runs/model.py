@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from dear.clip.factory import pick_device
-from dear.clip.gpu.recorded import recorder_of
 from dear.clip.model import Clip
 from dear.data.batches import GPU_BATCH, Images, image_set, name_of, over_batches, pixels_for
 from dear.data.images import ImageSet, group_names
@@ -98,9 +97,7 @@ class Model(CalibratedRun):
             if not pixels.is_cuda:
                 return method.all_logits(pixels)
             key = (type(method).__name__, id(method.clip), id(method.prompts), method._stamp())
-            found = recorder_of(method.clip)(
-                key, lambda given: tuple(method.all_logits(given).values()), pixels
-            )
+            found = method.clip.recorder(key, lambda given: tuple(method.all_logits(given).values()), pixels)
         return dict(zip(method.modes, found, strict=True))
 
     def logits(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dear.clip.gpu.recorded import Runner
+from dear.clip.gpu import Runner
 from dear.methods.base import Frozen, unit
 
 if TYPE_CHECKING:

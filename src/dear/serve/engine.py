@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dear.calibration.scales import apply_scales
-from dear.clip.gpu.recorded import Recorder
+from dear.clip.gpu import Recorder
 from dear.clip.model import Clip
 from dear.clip.variant import matrix_dtype
 from dear.heads.contributions import head_outputs
@@ -85,7 +85,7 @@ class Engine:
         if self.run.records(self.clip.device):
             side = self.clip.config.vision.image_size
             blank = torch.zeros(3, side, side, dtype=torch.uint8)
-            with self.run.at_once():
+            with self.run.record_immediately():
                 for size in self.run.sizes(largest):
                     for answerer in (None, *answerers):
                         self.compute([ImageJob(blank, answerer)] * size)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from dear.clip.gpu.recorded import Runner, run_eagerly
+from dear.clip.gpu import Runner, run_eagerly
 from dear.clip.model import Clip
 from dear.methods.base import Frozen, Method, frozen_feature
 from dear.methods.dear import DeAR

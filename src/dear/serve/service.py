@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dear.clip.gpu.recorded import Recorder
+from dear.clip.gpu import Recorder
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DearError

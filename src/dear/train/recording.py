@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from dear.clip.gpu.recorded import Recording
+from dear.clip.gpu import Recording
 from dear.methods.base import Loss
 
 _WARM_UP = 3  # steps before recording

@@ -36,7 +36,8 @@ def _tokenizer() -> Any:
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
     lines = gzip.decompress(_MERGES.read_bytes()).decode("utf-8").splitlines()
-    merges = [tuple(line.split()) for line in lines[1:]]  # the first line describes the file
+    pairs = (line.split() for line in lines[1:])  # the first line describes the file
+    merges = [(first, second) for first, second in pairs]
     letters = _byte_letters()
     units = [*letters, *(letter + _END_OF_WORD for letter in letters), *map("".join, merges)]
     vocabulary = {unit: number for number, unit in enumerate(units)}

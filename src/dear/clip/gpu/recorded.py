@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Result = TypeVar("Result")
 Tensors = tuple[Tensor, ...]
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  #: batch sizes that are recorded
-_MOST = 128  # recordings kept; the least recently used one makes room
+_LIMIT = 128  # recordings kept; the least recently used one makes room
 
 
 class Runner(Protocol):
@@ -41,8 +41,8 @@ def run_eagerly(key: Hashable, function: Callable[..., Tensors], *inputs: Tensor
 class Recording(Generic[Result]):
     """A function on inputs of fixed shapes as a CUDA graph.
 
-    The graph knows memory addresses, so everything that `function` reads beside its inputs must stay where it
-    is: the function is kept, and with it what it refers to.
+    The graph contains memory addresses, so everything that `function` reads besides its inputs must stay in
+    place: the function is kept, and with it what it refers to.
 
     Args:
         function: of tensors; None stays None.
@@ -88,26 +88,26 @@ class Recording(Generic[Result]):
 class Recorder:
     """Runs functions eagerly the first time a batch size comes, recorded from the second time on.
 
-    Within `at_once` a size is recorded the first time: a server records before it is asked.
+    Within `record_immediately` a size is recorded the first time: a server records before requests come.
     On a CPU, with gradients on, and for batches larger than the largest bucket everything runs eagerly.
 
     Args:
         buckets: batch sizes to record, ascending.
-        most: recordings kept.
+        limit: number of recordings kept.
         record: makes a recording of a function from inputs of a bucket's size.
     """
 
     def __init__(
         self,
         buckets: Sequence[int] = BUCKETS,
-        most: int = _MOST,
+        limit: int = _LIMIT,
         record: Callable[[Callable[..., Tensors], Sequence[Tensor]], Callable[[Sequence[Tensor]], Tensors]]
         | None = None,
     ) -> None:
-        self.buckets, self.most = tuple(buckets), most
+        self.buckets, self.limit = tuple(buckets), limit
         self._record = record
         self._pool: Any = None
-        self._at_once = False
+        self._immediately = False
         self._lock = threading.RLock()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._kept: OrderedDict[Hashable, Callable[[Sequence[Tensor]], Tensors]] = OrderedDict()
@@ -127,19 +127,19 @@ class Recorder:
         )
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Within it a batch size is recorded the first time it comes."""
-        self._at_once = True
+    def record_immediately(self) -> Iterator[None]:
+        """Within this block a batch size is recorded the first time it comes."""
+        self._immediately = True
         try:
             yield
         finally:
-            self._at_once = False
+            self._immediately = False
 
     def __call__(self, key: Hashable, function: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
         """`function(*inputs)`, replayed where it was recorded.
 
         Args:
-            key: names the function and everything it reads beside its inputs.
+            key: names the function and everything it reads besides its inputs.
             function: from tensors [B, ...] to tensors [B, ...] whose rows do not depend on each other.
             inputs: tensors [B, ...].
         """
@@ -151,13 +151,13 @@ class Recorder:
         # Tensors made in inference mode could not be written to outside of it.
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if place not in self._kept:
-                if place not in self._seen and not self._at_once:
+                if place not in self._seen and not self._immediately:
                     self._seen[place] = None
-                    while len(self._seen) > 8 * self.most:
+                    while len(self._seen) > 8 * self.limit:
                         self._seen.popitem(last=False)
                     return function(*inputs)
-                self._kept[place] = self._made(function, [_padded(one, bucket) for one in inputs])
-                while len(self._kept) > self.most:
+                self._kept[place] = self._recording(function, [_padded(one, bucket) for one in inputs])
+                while len(self._kept) > self.limit:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(place)
             return tuple(result[:rows].clone() for result in self._kept[place](inputs))
@@ -167,7 +167,7 @@ class Recorder:
             return True
         return all(one.is_cuda for one in inputs) and not torch.cuda.is_current_stream_capturing()
 
-    def _made(
+    def _recording(
         self, function: Callable[..., Tensors], inputs: Sequence[Tensor]
     ) -> Callable[[Sequence[Tensor]], Tensors]:
         if self._record is not None:
@@ -183,21 +183,15 @@ class Recorder:
                 warnings.warn(
                     f"inference runs unrecorded, and slower in small batches: {error}", stacklevel=2
                 )
-                return lambda given: function(*given)
+                return lambda batch: function(*batch)
 
     def __deepcopy__(self, memo: object) -> Recorder:
         """Recordings belong to one backbone: a copy begins without any."""
-        return Recorder(self.buckets, self.most, self._record)
+        return Recorder(self.buckets, self.limit, self._record)
 
     def __reduce__(self) -> tuple[type[Recorder], tuple[Sequence[int], int]]:
         """Recordings stay in their process."""
-        return Recorder, (self.buckets, self.most)
-
-
-def recorder_of(clip: nn.Module) -> Recorder:
-    """The recorder of a backbone, for callers that come and go; it lives as long as the backbone."""
-    found: Recorder = clip.__dict__.setdefault("_recorder", Recorder(BUCKETS[:7]))  # small batches: up to 64
-    return found
+        return Recorder, (self.buckets, self.limit)
 
 
 def _padded(one: Tensor, rows: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dear.clip.factory import load
-from dear.clip.gpu.recorded import Recorder
+from dear.clip.gpu import Recorder
 from dear.clip.model import Clip
 from dear.clip.variant import matrix_dtype
 from dear.data.batches import name_of, over_batches, pixels_for
