@@ -5,8 +5,8 @@
     python benchmarks/kernels.py --compare --batch 16 --classes 50
 
 With `--compare` DeAR's recorded step is timed with the Triton kernels, with `torch.compile` of
-`Block.forward` and with plain PyTorch (the table in docs/performance.md). Otherwise run nothing else in the same process
-afterwards: once a profiler was attached, launching stays slower.
+`Block.forward` and with plain PyTorch (the table in docs/performance.md). Otherwise run nothing else in the
+same process afterwards: once a profiler was attached, launching stays slower.
 """
 
 from __future__ import annotations
