@@ -26,7 +26,7 @@ from dear.shortcuts.edits import transfer
 from dear.shortcuts.find import Shortcut, find_shortcuts
 from dear.shortcuts.properties import measure
 from dear.tasks.adapt import adapt
-from dear.tasks.audit.photos import answers_of
+from dear.tasks.audit.photos import label_predictor
 from dear.tasks.speed import add_rows
 
 
@@ -47,7 +47,7 @@ def reliance(args: Any) -> None:
         model = adapt(
             train, None, method=args.method, backbone=dear.load(args.backbone), recipe=recipe, calibrate=False
         )
-        answer = answers_of(model, train.classes)
+        answer = label_predictor(model, train.classes)
         accuracy = float((answer([test.image(n) for n in range(len(test))]) == test.labels.numpy()).mean())
         for one in found:
             row = {"dataset": Path(source).parent.name, "method": args.method, "classes": len(train.classes)}
@@ -65,8 +65,8 @@ def _row(one: Shortcut, test: ImageSet, train: ImageSet, answer: Any, others: in
         "class": one.class_name,
         "look": one.look,
         "own_images": int((test.labels == one.label).sum()),
-        "own": "" if result.own is None else round(result.own, 4),
-        "own_without": "" if result.own_without is None else round(result.own_without, 4),
+        "own": "" if result.accuracy is None else round(result.accuracy, 4),
+        "own_without": "" if result.accuracy_without is None else round(result.accuracy_without, 4),
         "others": result.images,
         "others_called_plain": round(result.plain, 4),
         "others_called_given": round(result.edited, 4),

@@ -38,9 +38,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_audit_of_data_names_the_planted_concept() -> None:
     found = call("audit", "--data", "world:shortcut-color@0.9", "--shots", "16")
     assert found["suspected"] == ["Color"]
-    assert found["concepts"][0]["verdict"] == "associated"
-    table = found["concepts"][0]["images"]
-    assert sum(map(sum, table.values())) == 96
+    assert found["findings"][0]["verdict"] == "associated"
+    assert sum(map(sum, found["findings"][0]["images"])) == 96
     assert call("audit", "--data", "world:shortcut-none", "--shots", "16")["suspected"] == []
 
 
@@ -49,7 +48,7 @@ def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path) -> None:
     words = ("--concept", "location", "--concept", "color", "--out", str(page))
     found = call("audit", str(run), "--shots", "6", *words)
     assert found["suspected"] == ["Location"]
-    rows = {row["concept"]: row for row in found["concepts"]}
+    rows = {row["name"]: row for row in found["findings"]}
     assert rows["Location"]["answers_changed"] > 0.1  # on test images, which are at all places
     assert found["held_out"] == 300
     assert "worst_group" in found
@@ -186,15 +185,18 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_dark_class_is_found_tested_by_edits_and_repaired(photos: Path, tmp_path: Path) -> None:
     found = call("audit", "--data", str(photos))
-    (dark,) = found["photos"]["findings"]
-    assert dark["kind"] == "brightness"
+    (dark,) = found["findings"]
+    assert dark["kind"] == "property"
+    assert dark["without"] == "brightness"
     assert dark["look"] in ("dark", "without highlights")
-    assert found["concepts"] == []
+    assert found["suspected"] == [dark["name"]]
+    assert "--without brightness" in found["next"][0]
     run = tmp_path / "run"
     adapt(photos, run, method="linear-probe", recipe={"epochs": 5, "lr": 0.03}, calibrate=False)
     asked = call("audit", str(run), "--concept", "color")
-    (dark,) = asked["photos"]["findings"]
+    (dark,) = (one for one in asked["findings"] if one["kind"] == "property")
     assert dark["edits"]["images"] == 15
+    assert dark["suspected"] == (dark["name"] in asked["suspected"]) == dark["edits"]["relies"]
     words = ("--without", "brightness", "--way", "copies", "--out", str(tmp_path / "new"))
     done = call("repair", str(run), *words)
     assert "brightness" in done["removed"]

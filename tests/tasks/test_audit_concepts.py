@@ -20,15 +20,15 @@ from dear.heads.concept_words import find_concept, known_concepts, readable_word
 from dear.heads.known_roles import known_roles
 from dear.shortcuts.choose import choose, exchange
 from dear.shortcuts.removal import remove_heads, remove_span
-from dear.tasks.audit import concepts as audit
+from dear.tasks.audit import findings as verdicts_of
 from dear.tasks.audit.concepts import (
     Association,
-    against_chance,
     associate,
     explain_away,
     judge,
     mutual_information,
     reliance,
+    shuffled_information,
 )
 
 
@@ -75,7 +75,7 @@ def test_the_permutation_test_is_fair() -> None:
         found = associate("q", "abcd", directions, features, labels, classes, permutations=99, seed=seed)
         low += found.p_value <= 0.25
         assert found.table.sum() == 40
-        assert int(found.table[1, 2]) == int(((found.seen == 2) & (labels == 1)).sum())
+        assert int(found.table[1, 2]) == int(((found.values == 2) & (labels == 1)).sum())
     assert 5 <= low <= 26
 
 
@@ -90,9 +90,9 @@ def test_planted_shortcuts_are_found_and_the_others_are_not(mini: Clip, name: st
         words, directions = _values(mini, known)
         found = associate(known.name, words, directions, images.features, labels, texts)
         verdicts[known.name] = judge(found, None).verdict
-    assert verdicts[concept] == audit.ASSOCIATED
-    assert [name for name, verdict in verdicts.items() if verdict == audit.ASSOCIATED] == [concept]
-    assert verdicts["Animal"] == audit.ABOUT_CLASSES
+    assert verdicts[concept] == verdicts_of.ASSOCIATED
+    assert [name for name, verdict in verdicts.items() if verdict == verdicts_of.ASSOCIATED] == [concept]
+    assert verdicts["Animal"] == verdicts_of.CLASS_DEFINING
 
 
 def test_the_control_is_silent(mini: Clip) -> None:
@@ -101,7 +101,7 @@ def test_the_control_is_silent(mini: Clip) -> None:
         for known in known_concepts().values():
             words, directions = _values(mini, known)
             found = associate(known.name, words, directions, images.features, labels, texts)
-            assert judge(found, None).verdict in (audit.NONE, audit.ABOUT_CLASSES)
+            assert judge(found, None).verdict in (verdicts_of.NOT_ASSOCIATED, verdicts_of.CLASS_DEFINING)
 
 
 def test_verdicts() -> None:
@@ -112,14 +112,13 @@ def test_verdicts() -> None:
     uses = reliance(before, after, labels)
     assert (uses.changed, uses.margin, uses.margin_without) == (0.5, 2.0, 0.25)
     assert uses.lost == pytest.approx(0.875)
-    assert judge(strong, uses).verdict == audit.SHORTCUT
-    assert "suspected shortcut" in judge(strong, uses).sentence
-    assert judge(strong, reliance(before, before, labels)).verdict == audit.UNUSED
+    assert judge(strong, uses).verdict == verdicts_of.SHORTCUT
+    assert judge(strong, reliance(before, before, labels)).verdict == verdicts_of.UNUSED
     about = Association("Color", ("red", "blue"), torch.tensor([0, 1]), table, 0.9, 0.1, 0.001, 7.0)
-    assert judge(about, uses).verdict == audit.ABOUT_CLASSES
+    assert judge(about, uses).verdict == verdicts_of.CLASS_DEFINING
     weak = Association("Color", ("red", "blue"), torch.tensor([0, 1]), table, 0.15, 0.1, 0.001, 0.2)
     unsure = Association("Color", ("red", "blue"), torch.tensor([0, 1]), table, 0.9, 0.1, 0.02, 0.2)
-    assert judge(weak, uses).verdict == judge(unsure, uses).verdict == audit.NONE
+    assert judge(weak, uses).verdict == judge(unsure, uses).verdict == verdicts_of.NOT_ASSOCIATED
 
 
 def test_exchange_moves_the_removed_part_and_nothing_else(mini: Clip) -> None:
@@ -194,14 +193,14 @@ def test_planted_letters_are_found_and_what_they_look_like_is_not(mini: Clip) ->
     for name in ("object", "shape", "text", "location", "color"):
         words, spans[name] = value_features(mini, find_concept(name))
         findings.append(judge(associate(name, words, spans[name], images.features, labels, texts), None))
-    assert findings[0].verdict == audit.ASSOCIATED
+    assert findings[0].verdict == verdicts_of.ASSOCIATED
     told = explain_away(findings, spans, images.features, labels)
     assert {one.association.concept: (one.verdict, one.explained_by) for one in told} == {
-        "object": (audit.EXPLAINED, "text"),
-        "shape": (audit.NONE, ""),
-        "text": (audit.ASSOCIATED, ""),
-        "location": (audit.ABOUT_CLASSES, ""),
-        "color": (audit.NONE, ""),
+        "object": (verdicts_of.EXPLAINED, "text"),
+        "shape": (verdicts_of.NOT_ASSOCIATED, ""),
+        "text": (verdicts_of.ASSOCIATED, ""),
+        "location": (verdicts_of.CLASS_DEFINING, ""),
+        "color": (verdicts_of.NOT_ASSOCIATED, ""),
     }
 
 
@@ -209,13 +208,13 @@ def test_what_values_tell_beyond_others() -> None:
     values = torch.tensor([0, 0, 1, 1] * 20)
     given = torch.tensor([0, 1, 0, 1] * 20)
     labels = values ^ given  # neither tells anything alone, both together everything
-    alone, _ = against_chance(values, labels, permutations=50)
+    alone, _ = shuffled_information(values, labels, permutations=50)
     assert alone == pytest.approx(0, abs=1e-9)
-    beyond, drawn = against_chance(values, labels, given, permutations=50)
+    beyond, drawn = shuffled_information(values, labels, given, permutations=50)
     assert beyond == pytest.approx(1)
     assert drawn.max() < 0.3
     # Dealt out among images with the same label, labels stay as they are: nothing is left to tell.
-    nothing, drawn = against_chance(values, labels, labels, permutations=50)
+    nothing, drawn = shuffled_information(values, labels, labels, permutations=50)
     assert nothing == pytest.approx(0, abs=1e-9)
     assert drawn.abs().max() < 1e-9
 
@@ -232,9 +231,13 @@ def test_a_second_shortcut_stays_suspected() -> None:
         judge(associate(name, "abc", span, features, labels, classes, permutations=200), None, concepts=3)
         for name, span in spans.items()
     ]
-    assert {one.verdict for one in findings} == {audit.ASSOCIATED}
+    assert {one.verdict for one in findings} == {verdicts_of.ASSOCIATED}
     told = explain_away(findings, spans, features, labels)
-    assert [one.verdict for one in told] == [audit.ASSOCIATED, audit.ASSOCIATED, audit.EXPLAINED]
+    assert [one.verdict for one in told] == [
+        verdicts_of.ASSOCIATED,
+        verdicts_of.ASSOCIATED,
+        verdicts_of.EXPLAINED,
+    ]
     assert told[2].explained_by == "first"
 
 

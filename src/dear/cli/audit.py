@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from dear.cli import options as opt
 from dear.cli.printing import echo, print_json, print_table, say, stages
-from dear.errors import UsageError
 
 if TYPE_CHECKING:
-    from dear.tasks.audit.photos import PhotoAudit
+    from dear.tasks.audit.photos import ImageCheck
     from dear.tasks.audit.task import Audit
     from dear.tasks.repair import Repaired
 
 
 def audit(
     run: Annotated[
-        str | None, Argument(help="A run folder; leave it out to audit data alone.", show_default=False)
+        Path | None,
+        Argument(
+            help="Run folder, archive or hf://owner/name; leave it out to audit data alone.", **opt.AS_RUN
+        ),
     ] = None,
     data: Annotated[
-        str | None, Option("--data", "-d", help="Images with labels; else the images the run was trained on.")
+        str | None, Option("--data", "-d", help="Labeled images; default: those the run was trained on.")
     ] = None,
     concept: Annotated[
         list[str] | None,
-        Option("--concept", "-c", help='A concept; or your own: "background: lab bench, outdoors".'),
+        Option("--concept", "-c", help='A known concept, or your own: "background: lab bench, outdoors".'),
     ] = None,
     examples: Annotated[
-        list[str] | None, Option(help="Folder of images that show a value of a concept; once per value.")
+        list[str] | None, Option(help="Folder of images that show one value of a concept; once per value.")
     ] = None,
     roles: opt.Roles = None,
     split: opt.Split = "train",
-    shots: Annotated[int, Option(help="Images per class; 0 takes all.")] = 0,
+    shots: Annotated[int, Option(help="Images per class; 0: all.")] = 0,
     seed: Annotated[int, Option(help="Of the draw and of the permutations.")] = 1,
     mode: opt.Mode = None,
-    out: Annotated[str | None, Option("--out", "-o", help="The page with the evidence.")] = None,
+    out: Annotated[str | None, Option("--out", "-o", help="Write a page with the evidence.")] = None,
     data_root: opt.DataRoot = None,
     template: opt.Template = None,
     backbone: opt.OwnBackbone = None,
@@ -44,12 +47,12 @@ def audit(
     threads: opt.Threads = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Find shortcuts: classes that stand out by their images, and concepts that go with the labels.
+    """Find shortcuts: image properties and concepts that are associated with the labels.
 
-    The images are looked at first, without any model: light, color, sharpness, compression, frames, marks,
-    sizes and facts of the files, each class against the rest. Concepts need a backbone. A run is tested on
-    held-out images: by edits that give other classes what one class has, and with concepts removed. No group
-    labels are needed; with a column `group` or `domain`, accuracy in the worst group is measured, too.
+    Image properties need no model: light, color, tint, sharpness, compression, frames, marks, sizes and file
+    facts, each class against the rest. Concepts need a backbone. A run is tested on held-out images: images
+    of other classes are edited to have the property of a class, and concepts are removed from the features.
+    No group labels are needed; with a column `group` or `domain`, accuracy in the worst group is measured.
 
     Examples:
 
@@ -61,102 +64,73 @@ def audit(
 
     `dear audit run --examples with_flash/ --examples without_flash/`
     """
-    from dear.tasks.audit.task import AuditOptions, audit_run
-    from dear.tasks.audit.task import audit as find_shortcuts
+    from dear.tasks.audit.task import audit as run_audit
 
-    options = AuditOptions(
-        concepts=tuple(concept or ()),
-        examples=tuple(examples or ()),
-        roles=roles,
-        backbone=backbone,
-        shots=shots,
-        seed=seed,
-        split=split,
-        template=template,
-        root=data_root,
-        mode=mode,
-        device=opt.device_named(device),
-    )
     with stages() as progress:
-        if data is not None:
-            found = find_shortcuts(data, run, options, progress)
-        elif run is not None:
-            found = audit_run(run, options, progress)
-        else:
-            raise UsageError("name a run folder, or images with --data")
-    steps = _next_steps(found, run, data, backbone)
-    if out is not None:
-        from dear.tasks.audit.evidence import write_pages
-
-        with stages() as progress:
-            write_pages(found, out, steps, progress)
+        result = run_audit(
+            run,
+            data,
+            concept=concept or (),
+            examples=examples or (),
+            roles=roles,
+            split=split,
+            shots=shots,
+            seed=seed,
+            mode=mode,
+            out=out,
+            data_root=data_root,
+            template=template,
+            backbone=backbone,
+            device=opt.device_named(device),
+            progress=progress,
+        )
     if as_json:
-        print_json({**found.report(), "next": list(steps.values())})
+        print_json(result.report())
         return
-    _print(found, steps)
+    _print(result)
     if out is not None:
         say(f"{out}: written")
 
 
-def _next_steps(found: Audit, run: str | None, data: str | None, backbone: str | None) -> dict[str, str]:
-    """Commands that remove what is suspected, as they can be run."""
-    if not found.removable:
-        return {}
-    names = shlex.quote(",".join(found.removable))
-    weights = "" if backbone is None else f" --backbone {shlex.quote(backbone)}"
-    if run is None:
-        command = f"dear adapt --data {shlex.quote(str(data))}{weights} --without {names} --out run"
-        return {"Train with it removed:": command}
-    target = shlex.quote(f"{run.rstrip('/')}-repaired")
-    command = f"dear repair {shlex.quote(run)} --without {names}{weights} --out {target}"
-    return {"Train the same model again without it, and compare:": command}
+def _print(result: Audit) -> None:
+    """A table of findings, one sentence per suspected shortcut, the next command."""
+    from dear.tasks.audit.page import finding_table
 
-
-def _print(found: Audit, steps: dict[str, str]) -> None:
-    """What the images tell, a table of concepts, one sentence per suspected shortcut, the next command."""
-    from dear.tasks.audit.evidence import concept_table
-
-    if found.photos is not None:
-        _print_photos(found, found.photos)
-    if found.findings:
-        model = "" if found.method is None else f", as {found.method.title} uses them"
-        table = concept_table(found)
-        print_table(table.columns, table.rows, f"concepts in {found.images.name}{model}", table.labels)
-    for finding in found.suspects:
+    title = f"{result.images.name}: {len(result.images)} images of {len(result.images.classes)} classes"
+    table = finding_table(result)
+    if table.rows:
+        model = "" if result.model is None else f", tested with {result.model.method.title}"
+        print_table(table.columns, table.rows, title + model, table.labels)
+    else:
+        echo(title)
+    echo(result.verdict)
+    for finding in result.suspects:
         echo(finding.sentence)
-    if found.findings and not found.suspects:
-        echo("No shortcut is suspected among these concepts.")
-    if found.clip is None:
-        echo("Concepts were not looked at: they are seen by a backbone, which --backbone names.")
-    if found.method is not None and found.held_out is None:
-        echo("The model was tested on the images it was trained on: there are no others.")
-    if found.worst_group is not None:
-        echo(f"worst group (held out): {found.worst_group[0]}, {found.worst_group[1]:.1%}")
-    for command in steps.values():
+    for finding in result.properties:
+        if not finding.suspected:
+            echo(finding.sentence)
+    if result.check is not None:
+        _print_check(result.check)
+    if result.clip is None:
+        echo("Concept checks skipped: they need a backbone (pass --backbone).")
+    if result.model is not None and result.held_out is None:
+        echo("The model was tested on the audited images: there are no held-out images.")
+    if result.worst_group is not None:
+        echo(f"worst group (held out): {result.worst_group[0]}, {result.worst_group[1]:.1%}")
+    for command in result.next_steps.values():
         echo(f"Next: {command}")
 
 
-def _print_photos(found: Audit, photos: PhotoAudit) -> None:
-    """Classes that stand out by their images, and images that are nearly the same."""
-    from dear.tasks.audit.evidence import photo_table
-
-    table = photo_table(photos)
-    title = f"{found.images.name}: {len(found.images)} images of {len(found.images.classes)} classes"
-    if table.rows:
-        print_table(table.columns, table.rows, title, table.labels)
-    else:
-        echo(f"{title}: no class stands out by its images.")
-    relied = [test for test in photos.causal.values() if test.relies]
-    for test in relied[:5]:
-        echo(f"The model uses it: {test.sentence}")
-    if photos.causal and not relied:
-        echo("The model does not use what these classes stand out by: edits hardly move its answers.")
-    if photos.too_few:
-        echo(f"Too few images to judge: {', '.join(photos.too_few[:8])}.")
-    for pair in photos.duplicates[:5]:
-        echo(f"nearly the same in {pair.where}: {pair.first} and {pair.second}")
-    if len(photos.duplicates) > 5:
-        echo(f"{len(photos.duplicates) - 5} more pairs of nearly the same images are on the page.")
+def _print_check(check: ImageCheck) -> None:
+    """The closest property below the limit, classes with too few images, and near duplicates."""
+    if check.closest:
+        echo(check.closest)
+    if check.too_few:
+        echo(f"Too few images to score: {', '.join(check.too_few[:8])}.")
+    for pair in check.duplicates[:5]:
+        echo(f"near duplicates in {pair.where}: {pair.first} and {pair.second}")
+    if len(check.duplicates) > 5:
+        echo(f"{len(check.duplicates) - 5} more pairs of near duplicates are on the page (--out).")
 
 
 def repair(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ from dear.errors import InputError
 from dear.images.open import open_image
 from dear.utils.feature_store import FeatureStore
 from dear.utils.parallel import threaded
+from dear.utils.progress import Progress, silent
 
 BITS = 6  #: of 64 in which the hashes of copies may differ
 PIXELS = 12.0  #: root mean square difference of copies at 32 x 32, in gray levels, at most
@@ -80,10 +82,22 @@ class Prints:
         return cls(small.reshape(-1, SIDE, SIDE, 3), np.array(hashes, dtype=np.uint64).reshape(-1, 2))
 
     @classmethod
-    def join(cls, parts: Sequence[Prints]) -> Prints:
-        """The prints of several sets as one."""
-        small = np.concatenate([np.empty((0, SIDE, SIDE, 3), np.uint8), *(part.small for part in parts)])
-        return cls(small, np.concatenate([np.empty((0, 2), np.uint64), *(part.hashes for part in parts)]))
+    def empty(cls, count: int) -> Prints:
+        """Room for the prints of `count` images: of many in a temporary file, so that memory stays free."""
+        shape, hashes = (count, SIDE, SIDE, 3), np.empty((count, 2), np.uint64)
+        if count <= MOST_IMAGES:
+            return cls(np.empty(shape, np.uint8), hashes)
+        with tempfile.TemporaryFile(prefix="dear-") as file:  # the mapping keeps it until the array is gone
+            return cls(np.memmap(file, np.uint8, "w+", shape=shape), hashes)
+
+    def put(self, place: int, part: Prints) -> None:
+        """Store the prints of some images from `place` on."""
+        rows = slice(place, place + len(part))
+        self.small[rows], self.hashes[rows] = part.small, part.hashes
+
+    def first(self, count: int) -> Prints:
+        """The prints of the first `count` images."""
+        return Prints(self.small[:count], self.hashes[:count])
 
 
 def read_prints(images: ImageSet) -> tuple[Places, Prints]:
@@ -91,12 +105,14 @@ def read_prints(images: ImageSet) -> tuple[Places, Prints]:
     return _stored_prints(np.arange(len(images)), lambda index: source_of(images, index))
 
 
-def matching_pairs(first: Prints, second: Prints | None = None) -> Iterator[tuple[Places, Places, Levels]]:
+def matching_pairs(
+    first: Prints, second: Prints | None = None, progress: Progress = silent
+) -> Iterator[tuple[Places, Places, Levels]]:
     """Pairs of near duplicates within one set, or between two: places in both, and gray levels apart.
 
     Yields them in parts: places in `first` [p], places in `second` [p] (above those in `first` where there is
     one set), and the root mean square difference of the small copies [p]. The memory does not depend on the
-    number of images.
+    number of images. `progress` is called with ("near duplicates", images done, images in all).
     """
     other = first if second is None else second
     contrast, contrast_of_other = _contrast(first), _contrast(other)
@@ -117,6 +133,7 @@ def matching_pairs(first: Prints, second: Prints | None = None) -> Iterator[tupl
                 same = apart <= limit
                 if same.any():
                     yield a[same], b[same], apart[same]
+        progress("near duplicates", min(start + rows, len(first)), len(first))
 
 
 def _contrast(prints: Prints) -> Levels:
@@ -242,7 +259,7 @@ def _find(contents: tuple[bytes, ...], source: Callable[[int], ImageLike], near:
 
 def _stored_prints(places: Places, source: Callable[[int], ImageLike]) -> tuple[Places, Prints]:
     """Those of some images that can be read, and their prints, which the user's cache keeps for files."""
-    store, readable, parts = FeatureStore(), list[int](), list[Prints]()
+    store, readable, stored = FeatureStore(), list[int](), Prints.empty(len(places))
     for start in range(0, len(places), _BATCH):
         sources = {place: source(place) for place in places[start : start + _BATCH].tolist()}
         keys = {place: key for place, one in sources.items() if (key := _stored_key(one)) is not None}
@@ -253,9 +270,9 @@ def _stored_prints(places: Places, source: Callable[[int], ImageLike]) -> tuple[
         store.put({keys[place]: _pack(one) for place, one in fresh.items() if one and place in keys})
         for place, one in sorted((prints | fresh).items()):
             if one is not None:
+                stored.put(len(readable), one)
                 readable.append(place)
-                parts.append(one)
-    return np.array(readable, np.int64), Prints.join(parts)
+    return np.array(readable, np.int64), stored.first(len(readable))
 
 
 def _read_print(source: ImageLike) -> Prints | None:

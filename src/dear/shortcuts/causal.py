@@ -1,4 +1,4 @@
-"""Does a model use a shortcut? Held-out images of other classes are given it, and the answers counted."""
+"""Does a model use a property? Answers for held-out images of other classes that are edited to have it."""
 
 from __future__ import annotations
 
@@ -16,75 +16,97 @@ from dear.shortcuts.edits import can_remove, transfer
 from dear.shortcuts.find import Shortcut
 
 Answers = Callable[[Sequence[Image.Image]], NDArray[np.int64]]
-"""Labels that a model gives to images."""
+"""Maps images to predicted labels."""
 
-RELIES = 0.03  #: share of answers that must move to the class
-IMAGES = 120  #: of other classes that are edited at most
+MIN_RELIANCE = 0.03  #: share of answers that an edit must move to the class
+MAX_UNUSED = 0.05  #: upper end of the interval of that share, below which a model does not use a property
+IMAGES = 60  #: held-out images of other classes that are edited at first
+MORE_IMAGES = 240  #: where those are too few to decide
+Z = 1.96  #: of a 95% confidence interval
 
 
 @dataclass(frozen=True)
-class Causal:
-    """Answers with a shortcut given to others and, where an edit can do that, taken from the class."""
+class EditTest:
+    """Answers for held-out images before and after an edit that transfers the property of a class."""
 
     class_name: str
-    images: int  #: held-out images of other classes that were tested
-    plain: float  #: share of them that the model calls by the class, as they are and edited
+    images: int  #: held-out images of other classes
+    plain: float  #: share of them that is predicted as the class, before and after the edit
     edited: float
     moved_in: int  #: answers that moved to the class and away from it
     moved_out: int
-    #: share of right answers on the class's own held-out images, as they are and without it; None: not tested
-    own: float | None = None
-    own_without: float | None = None
+    #: accuracy on held-out images of the class, as they are and with the property removed; None: not tested
+    accuracy: float | None = None
+    accuracy_without: float | None = None
 
     @property
     def extra(self) -> float:
-        """Share of answers that the shortcut brings to the class."""
+        """Share of answers that the edit moves to the class."""
         return self.edited - self.plain
 
     @property
+    def interval(self) -> tuple[float, float]:
+        """95% confidence interval of `extra`: paired proportions, half an image added per cell."""
+        # Agresti and Min (2005), Simple improved confidence intervals for comparing matched proportions.
+        count, moved_in, moved_out = self.images + 2, self.moved_in + 0.5, self.moved_out + 0.5
+        middle = (moved_in - moved_out) / count
+        half = Z * np.sqrt(moved_in + moved_out - (moved_in - moved_out) ** 2 / count) / count
+        return float(middle - half), float(middle + half)
+
+    @property
     def relies(self) -> bool:
-        """Whether more answers move to the class than chance and rounding explain (two standard errors)."""
-        surplus = self.moved_in - self.moved_out
-        return self.extra >= RELIES and surplus > 2 * np.sqrt(self.moved_in + self.moved_out)
+        """Whether the model uses the property: the edit moves answers, and chance does not explain them."""
+        return self.extra >= MIN_RELIANCE and self.interval[0] > 0
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether too few images were tested to decide."""
+        return not self.relies and self.interval[1] >= MAX_UNUSED
 
     @property
     def sentence(self) -> str:
         """The result for people."""
-        found = f"{self.plain:.1%} of {self.images} held-out images of other classes are called"
-        moved = f"{found} {self.class_name}; given what its images have, {self.edited:.1%}"
-        if self.own is None or self.own_without is None:
-            return f"{moved}."
-        own = f"right answers on held-out {self.class_name} go from {self.own:.1%} to"
-        return f"{moved}. Without it {own} {self.own_without:.1%}."
+        low, high = (100 * end for end in self.interval)
+        moved = (
+            f"{self.plain:.1%} of {self.images} held-out images of other classes are predicted as "
+            f"{self.class_name}, and {self.edited:.1%} when edited to have the property (95% interval of the "
+            f"difference: {low:+.1f} to {high:+.1f} points)."
+        )
+        if self.accuracy is None or self.accuracy_without is None:
+            return moved
+        return (
+            f"{moved} Accuracy on held-out {self.class_name}: {self.accuracy:.1%}, without the property "
+            f"{self.accuracy_without:.1%}."
+        )
 
     def report(self) -> dict[str, object]:
         """Plain values for JSON."""
         return {
-            "class": self.class_name,
             "images": self.images,
-            "called_by_class": self.plain,
-            "called_by_class_edited": self.edited,
-            "relies": bool(self.relies),
-            "class_accuracy": self.own,
-            "class_accuracy_without": self.own_without,
+            "predicted_as_class": self.plain,
+            "predicted_as_class_edited": self.edited,
+            "interval": list(self.interval),
+            "relies": self.relies,
+            "class_accuracy": self.accuracy,
+            "class_accuracy_without": self.accuracy_without,
         }
 
 
 @dataclass(frozen=True, eq=False)
 class EditedSet:
-    """Held-out images as they are and edited, so that several models can be tested on the same."""
+    """Held-out images before and after an edit; several models can be tested on the same ones."""
 
     shortcut: Shortcut
     plain: tuple[Image.Image, ...]
     edited: tuple[Image.Image, ...]
-    own: tuple[Image.Image, ...]
-    own_without: tuple[Image.Image, ...]
+    members: tuple[Image.Image, ...]  #: held-out images of the class
+    members_without: tuple[Image.Image, ...]
 
 
 def edited_set(
     shortcut: Shortcut, held_out: ImageSet, training: ImageSet, images: int = IMAGES, seed: int = 1
 ) -> EditedSet:
-    """The images that `causal_test` asks about: at most `images` held-out ones of other classes.
+    """The images of a `causal_test`: at most `images` held-out ones of other classes.
 
     Donors come from the training images; labels of both sets count into the same classes.
     """
@@ -92,28 +114,29 @@ def edited_set(
         raise UsageError(f"{shortcut.name} is a fact of files that no model sees; there is nothing to edit")
     rng = random.Random(seed)
     (own, others), (with_it, without_it) = (
-        [(mine == wanted).nonzero()[:, 0].tolist() for wanted in (True, False)]
-        for mine in (held_out.labels == shortcut.label, training.labels == shortcut.label)
+        [(member == wanted).nonzero()[:, 0].tolist() for wanted in (True, False)]
+        for member in (held_out.labels == shortcut.label, training.labels == shortcut.label)
     )
     if not others or not with_it:
         raise UsageError(
-            f"{held_out.name}: there are no held-out images of classes beside {shortcut.class_name}"
+            f"{held_out.name}: has no held-out images of classes other than {shortcut.class_name}"
         )
     chosen = rng.sample(others, min(images, len(others)))
     mask = None if shortcut.mark is None else shortcut.mark.mask
     marked = _marked(shortcut, training, with_it)
 
-    def given(image: Image.Image, donors: Sequence[int]) -> Image.Image:
+    def edit(image: Image.Image, donors: Sequence[int]) -> Image.Image:
         return transfer(shortcut.kind, image, training.image(rng.choice(donors)), mask, shortcut.name)
 
     plain = [held_out.image(place) for place in chosen]
-    mine = [held_out.image(place) for place in own] if can_remove(shortcut.kind) and without_it else []
+    removable = can_remove(shortcut.kind) and without_it
+    members = [held_out.image(place) for place in own[:images]] if removable else []
     return EditedSet(
         shortcut,
         tuple(plain),
-        tuple(given(image, marked) for image in plain),
-        tuple(mine),
-        tuple(given(image, without_it) for image in mine),
+        tuple(edit(image, marked) for image in plain),
+        tuple(members),
+        tuple(edit(image, without_it) for image in members),
     )
 
 
@@ -130,21 +153,21 @@ def _marked(shortcut: Shortcut, training: ImageSet, members: Sequence[int]) -> l
     return [members[place] for place in order]
 
 
-def causal_test(edited: EditedSet, answers: Answers) -> Causal:
-    """What a model answers for held-out images as they are and edited."""
+def causal_test(edited: EditedSet, answers: Answers) -> EditTest:
+    """Compare a model's answers for held-out images before and after the edit."""
     label = edited.shortcut.label
     before, after = answers(edited.plain) == label, answers(edited.edited) == label
-    own, without = None, None
-    if edited.own:
-        own = float((answers(edited.own) == label).mean())
-        without = float((answers(edited.own_without) == label).mean())
-    return Causal(
+    accuracy, without = None, None
+    if edited.members:
+        accuracy = float((answers(edited.members) == label).mean())
+        without = float((answers(edited.members_without) == label).mean())
+    return EditTest(
         edited.shortcut.class_name,
         len(before),
         float(before.mean()),
         float(after.mean()),
         int((after & ~before).sum()),
         int((before & ~after).sum()),
-        own,
+        accuracy,
         without,
     )

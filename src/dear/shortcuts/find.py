@@ -1,8 +1,8 @@
-"""Each class against the rest: which property of the images alone tells the class.
+"""Each class against the rest: which property of the images alone separates the class.
 
-The score of a property is the area under the ROC curve (or its complement) with which it tells the images of
-the class from all others. Natural classes reach 0.75 to 0.9; what was done to the images of one class gives
-0.98 to 1.00. A finding is no verdict: whether a model uses it, an edit tells (`dear.shortcuts.causal`).
+The score of a property is the area under the ROC curve (or its complement) with which it separates the images
+of the class from all others. Natural classes reach 0.75 to 0.9; an edit of all images of one class reaches
+0.98 to 1.00. Whether a model uses the property is tested by edits (`dear.shortcuts.causal`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from dear.errors import UsageError
 from dear.shortcuts.marks import Mark, Mask, common_patch, fixed_marks
 from dear.shortcuts.properties import PROPERTIES, Floats, Measured, Property, property_place
 
-LIMIT = 0.95  #: score from which on a property is reported
+LIMIT = 0.95  #: minimum score of a finding
 ENOUGH = 16  #: images of the class; with fewer, chance reaches high scores and the limit rises
-FEWEST = 8  #: classes with fewer images are not judged
-FEW_CLASSES, FEW_LIMIT = 5, 0.98  #: with fewer classes, the rest is not varied enough to say what is usual
-TIED = 0.96  #: scores from here on count as equal: what was done to a class moves several properties
+FEWEST = 8  #: classes with fewer images are not scored
+FEW_CLASSES, FEW_LIMIT = 5, 0.98  #: with fewer classes, the other images are not varied enough
+TIED = 0.96  #: scores from here on count as equal: one edit moves several properties
+NEAR = 0.85  #: minimum score of the closest property below the limit, to be worth mentioning
 
 FILE_SIZE = Property("bytes per pixel", "strongly compressed", "weakly compressed")
 
@@ -36,14 +37,14 @@ _ORDER = (
 
 @dataclass(frozen=True, eq=False)
 class Shortcut:
-    """A property that gives a class away without looking at what the images show."""
+    """A property that separates one class from all others, whatever the images show."""
 
     label: int
     class_name: str
     name: str  #: name of the property, "mark", or a fact of the files
-    kind: str  #: what can be removed with `--without`: the family of edits; empty: a model cannot see it
+    kind: str  #: the kind of edit, which `--without` removes; empty: a model cannot see the property
     score: float  #: 0.5 to 1
-    look: str  #: what the images of the class are: "gray", "black corners"
+    look: str  #: appearance of the images of the class: "gray", "with black corners"
     #: medians of the class and of the others; None for marks and file facts in words
     values: tuple[float, float] | None = None
     mark: Mark | None = None
@@ -52,20 +53,20 @@ class Shortcut:
     @property
     def sentence(self) -> str:
         """The finding for people."""
-        share = "" if self.mark is None or self.mark.share == 1 else f" in {self.mark.share:.0%} of them"
         also = f"; so do {', '.join(self.also)}" if self.also else ""
-        score = f"alone tells them from all others (score {self.score:.2f})"
         are = f"have {self.look[5:]}" if self.look.startswith("with ") else f"are {self.look}"
-        if share:
-            return f"Images of {self.class_name} {are}{share}; hardly any other image has it{also}."
-        return f"Images of {self.class_name} {are}: {self.name} {score}{also}."
+        if self.mark is not None and self.mark.share < 1:
+            share = f"{self.mark.share:.0%} of the images of {self.class_name}"
+            return f"{share} {are}; hardly any other image does{also}."
+        score = f"separates them from all other images (score {self.score:.2f})"
+        return f"Images of {self.class_name} {are}: {self.name} alone {score}{also}."
 
     def report(self) -> dict[str, object]:
         """Plain values for JSON."""
         return {
             "class": self.class_name,
             "property": self.name,
-            "kind": self.kind or None,
+            "without": self.kind or None,
             "score": round(self.score, 4),
             "look": self.look,
             "class_median": None if self.values is None else round(self.values[0], 4),
@@ -76,43 +77,68 @@ class Shortcut:
         }
 
 
+@dataclass(frozen=True, eq=False)
+class Search:
+    """Properties that separate classes from all others, and the one that comes closest to the limit."""
+
+    shortcuts: tuple[Shortcut, ...]  #: one per class, the highest score first
+    closest: Shortcut | None = None  #: below the limit, of the other classes; None: no score above `NEAR`
+    closest_limit: float = LIMIT  #: the score it would need
+
+
 def find_shortcuts(
     measured: Measured, labels: Sequence[int], classes: Sequence[str], limit: float = LIMIT
 ) -> tuple[Shortcut, ...]:
-    """One finding per class that a property tells from the rest, the highest score first.
+    """The `shortcuts` of a `search_properties`."""
+    return search_properties(measured, labels, classes, limit).shortcuts
 
-    `limit` is the score from which on a property counts; it rises for few images or classes (`limit_for`).
+
+def search_properties(
+    measured: Measured, labels: Sequence[int], classes: Sequence[str], limit: float = LIMIT
+) -> Search:
+    """Score every property of every class against all other images.
+
+    `limit` is the minimum score of a finding; it rises for few images or classes (`limit_for`).
     """
-    own_labels = np.asarray(labels, dtype=np.int64)
-    if len(own_labels) != len(measured):
-        raise UsageError(f"{len(measured)} images were measured, but there are {len(own_labels)} labels")
-    counts = np.bincount(own_labels, minlength=len(classes))
+    numbers_of_labels = np.asarray(labels, dtype=np.int64)
+    if len(numbers_of_labels) != len(measured):
+        raise UsageError(f"expected {len(measured)} labels, one per image, got {len(numbers_of_labels)}")
+    counts = np.bincount(numbers_of_labels, minlength=len(classes))
     present = int((counts > 0).sum())
     if present < 2:
-        raise UsageError("properties are compared between classes; there are images of one class only")
+        raise UsageError(
+            "properties are compared between classes: at least two classes with images are needed"
+        )
     numbers = _numbers(measured)
     ranks = rankdata(numbers, axis=0)
-    marks = fixed_marks(measured.small, own_labels, len(classes))
-    found = []
+    marks = fixed_marks(measured.small, numbers_of_labels, len(classes))
+    found, below = list[Shortcut](), list[tuple[float, Shortcut, float]]()
     for label, name in enumerate(classes):
         needed = limit_for(int(counts[label]), present, limit)
         if needed > 1:
             continue
-        own, mark = own_labels == label, marks[label]
-        every = _numeric_scores(numbers, ranks, own, label, name) + _fact_scores(measured, own, label, name)
-        every += [] if mark is None else [_mark(mark, label, name)]
-        above = [one for one in every if one.score >= needed]
+        member, mark = numbers_of_labels == label, marks[label]
+        scored = _numeric_scores(numbers, ranks, member, label, name)
+        scored += _fact_scores(measured, member, label, name)
+        scored += [] if mark is None else [_mark(mark, label, name)]
+        above = [one for one in scored if one.score >= needed]
         if not any(one.name == "mark" for one in above):
-            patch = common_patch(measured.small, own)
+            patch = common_patch(measured.small, member)
             above += [] if patch is None else [_mark(patch, label, name)]
         if above:
             first, *others = sorted(above, key=_rank)
             found.append(replace(first, also=tuple(other.name for other in others)))
-    return tuple(sorted(found, key=lambda one: -one.score))
+        else:
+            nearest = max((one for one in scored if one.kind), key=lambda one: one.score)
+            below.append((needed - nearest.score, nearest, needed))
+    _, closest, needed = min(below, key=lambda one: one[0], default=(0.0, None, limit))
+    if closest is not None and closest.score < NEAR:
+        closest = None
+    return Search(tuple(sorted(found, key=lambda one: -one.score)), closest, needed)
 
 
 def limit_for(images: int, classes: int, limit: float = LIMIT) -> float:
-    """The limit for a class with a number of images among some classes; above 1: it is not judged.
+    """The minimum score in a class with `images` images among `classes` classes; above 1: it is not scored.
 
     >>> limit_for(16, 10), limit_for(30, 3), limit_for(5, 10)
     (0.95, 0.98, 2.0)
@@ -162,7 +188,7 @@ def _mark(mark: Mark, label: int, name: str) -> Shortcut:
 
 
 def _fact_scores(measured: Measured, own: Mask, label: int, name: str) -> list[Shortcut]:
-    """Facts of the files in words: is the usual value of the class its own? Empty without files."""
+    """File facts in words: does the usual value of the class separate it? Empty without files."""
     files = [facts for facts in measured.files if facts is not None]
     if len(files) < len(measured):
         return []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +78,10 @@ class Measured:
         """The values [n] of one property."""
         return self.values[:, property_place(name)]
 
+    def find_column(self, name: str) -> Floats | None:
+        """The values [n] of a property; None for a mark or a fact of the files."""
+        return self.column(name) if name in {each.name for each in PROPERTIES} else None
+
     def subset(self, places: Sequence[int]) -> Measured:
         """The same of some images."""
         rows = np.asarray(places, dtype=np.int64)
@@ -97,20 +100,22 @@ def property_place(name: str) -> int:
 
 def measure(images: ImageSet, progress: Progress = silent) -> Measured:
     """Properties, small copies, hashes and file facts of all images of a set."""
-
-    def one(index: int) -> tuple[Any, ...]:
-        image = images.image(index)
-        prints = Prints.of([image])
-        return properties_of(image), prints.small[0], prints.hashes[0], file_facts(images, index)
-
-    rows: list[tuple[Any, ...]] = []
-    for start in range(0, len(images), _BATCH):
-        rows += threaded(one, range(start, min(start + _BATCH, len(images))))
-        progress("image properties", len(rows), len(images))
-    if not rows:
+    if not len(images):
         raise UsageError(f"{images.name}: has no images")
-    values, small, hashes, files = zip(*rows, strict=True)
-    return Measured(np.stack(values), np.stack(small), np.stack(hashes), files)
+
+    def one(index: int) -> tuple[Floats, Prints, FileFacts | None]:
+        image = images.image(index)
+        return properties_of(image), Prints.of([image]), file_facts(images, index)
+
+    values, prints = np.empty((len(images), len(PROPERTIES))), Prints.empty(len(images))
+    files: list[FileFacts | None] = []
+    for start in range(0, len(images), _BATCH):
+        for row, print_of_image, facts in threaded(one, range(start, min(start + _BATCH, len(images)))):
+            values[len(files)] = row
+            prints.put(len(files), print_of_image)
+            files.append(facts)
+        progress("image properties", len(files), len(images))
+    return Measured(values, prints.small, prints.hashes, tuple(files))
 
 
 def properties_of(image: Image.Image) -> Floats:

@@ -7,18 +7,13 @@ from collections.abc import Sequence
 from PIL import Image
 
 from dear.data.images import ImageSet
-from dear.data.open import open_data
-from dear.data.shots import few_shot
 from dear.errors import UsageError
-from dear.heads.ablate import collect
-from dear.heads.concept_words import find_concept
 from dear.report.page import Thumbnail, render, thumbnail
 from dear.runs.model import Model
-from dear.shortcuts.without import role_map, ways_to_remove
-from dear.studio.state import EXAMPLE, StudioState
-from dear.tasks.audit.evidence import evidence
+from dear.studio.state import StudioState
+from dear.tasks.audit.page import AuditPage
 from dear.tasks.audit.reliance import without
-from dear.tasks.audit.task import Audit, AuditOptions, audit
+from dear.tasks.audit.task import Audit, audit
 from dear.utils.progress import Progress
 
 SHOTS = 16  #: images per class that are looked at
@@ -29,18 +24,19 @@ class Auditor:
 
     def __init__(self, state: StudioState) -> None:
         self.state = state
+        self._last: tuple[tuple[str, str, int], Audit] | None = None
 
-    def images(self, data: str, model: Model) -> ImageSet:
-        """The images to audit: named by the visitor, else those of the studio that it has classes of."""
+    def data(self, data: str, model: Model) -> str | ImageSet | None:
+        """The visitor's data; else None, for the training images of the model; else the studio's images."""
         name = data.strip()
         if name:
             if not self.state.local and not name.startswith("world:"):
                 raise UsageError(
                     "this studio is open to other computers, so its folders cannot be named here"
                 )
-            return open_data(name, "train")
-        if self.state.example:
-            return open_data(EXAMPLE, "train").select_classes(model.classes)
+            return name
+        if model.spec is not None and model.spec.data is not None:
+            return None
         known = [each for each in self.state.images.classes if each in set(model.classes)]
         if len(known) < 2:
             raise UsageError("name the images that the model was trained on: a folder, a table or world:NAME")
@@ -49,9 +45,18 @@ class Auditor:
     def find(self, concept: str, data: str = "", progress: Progress | None = None) -> Audit:
         """The audit of one concept."""
         model = self.state.find_model(progress)
-        find_concept(concept)
-        options = AuditOptions(concepts=(concept,), shots=SHOTS, roles=self.state.roles)
-        return audit(self.images(data, model), model.method, options, progress)
+        key = (concept, data.strip(), self.state.version)
+        if self._last is None or self._last[0] != key:
+            found = audit(
+                model,
+                self.data(data, model),
+                concept=concept,
+                shots=SHOTS,
+                roles=self.state.roles,
+                progress=progress,
+            )
+            self._last = (key, found)
+        return self._last[1]
 
     def answers(
         self,
@@ -80,25 +85,16 @@ class Auditor:
 
     def _without(self, model: Model, concept: str, data: str, progress: Progress | None) -> Model:
         """The model with the concept removed, as the audit removes it; nothing is trained."""
-        training = few_shot(self.images(data, model), SHOTS, AuditOptions().seed)
-        roles = role_map(self.state.roles, model.clip)
-        layers = model.clip.config.vision.last_third if roles is None else roles.layers
-
-        def images_done(done: int) -> None:
-            if progress is not None:
-                progress("images", done, len(training))
-
-        seen = collect(model.clip, training, layers, progress=images_done)
-        ways = ways_to_remove(model.clip, find_concept(concept), seen, roles)
-        if not ways:
+        removals = self.find(concept, data, progress).removals
+        if not removals:
             raise UsageError(f"{concept}: this backbone reads none of its words, and no head has that role")
-        return without(model, next(iter(ways.values())))
+        return without(model, next(iter(removals.values())))
 
 
-def audit_html(found: Audit) -> str:
+def audit_html(result: Audit) -> str:
     """The verdict and its evidence."""
-    facts = evidence(found)
-    return render("studio/audit.html", facts=facts, concept=facts.concepts[0])
+    page = AuditPage(result, {})
+    return render("studio/audit.html", audit=result, page=page, finding=result.concepts[0])
 
 
 def answers_html(concept: str, images: Sequence[Thumbnail], without_it: bool = True) -> str:

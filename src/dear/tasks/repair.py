@@ -23,7 +23,7 @@ from dear.shortcuts.directions import random_directions
 from dear.shortcuts.plan import EditPlan
 from dear.shortcuts.removal import Repair, combine, remove_heads
 from dear.shortcuts.without import Removal, Without, role_map
-from dear.tasks.audit.photos import answers_of
+from dear.tasks.audit.photos import label_predictor
 from dear.train.fit import fit
 from dear.train.setup.prepare import Job, prepare
 from dear.utils.files import PathLike
@@ -31,6 +31,7 @@ from dear.utils.progress import Progress
 
 DRAWS = 5  #: draws of random heads or directions that a removal is compared with
 INSIDE = 2  #: the same for a method that learns inside the tower, whose training takes long
+EDITED = 120  #: test images of other classes that are edited
 GAIN = 0.02  #: of a figure, to count as better
 
 
@@ -133,7 +134,7 @@ class _Test:
         found = {"accuracy": report["accuracy"]}
         if "worst_group" in report:
             found["worst_group"] = report["worst_group"]["accuracy"]
-        answer = answers_of(model, self.classes)
+        answer = label_predictor(model, self.classes)
         for one in self.edited:
             found[f"called {one.shortcut.class_name}"] = max(0.0, causal_test(one, answer).extra)
         return found, evaluated.answers[evaluated.pick(None)]
@@ -232,7 +233,7 @@ def repair_run(
         images = run_images(run, "test") if test is None and data is None else test
         if images is not None:
             shortcuts = () if job.edits is None else job.edits.shortcuts[:3]
-            edited = tuple(edited_set(one, images, job.images) for one in shortcuts)
+            edited = tuple(edited_set(one, images, job.images, EDITED) for one in shortcuts)
             test_set = _Test(images, tuple(job.images.classes), edited)
             comparison = _compare(job, plain, trained, test_set)
     return Repaired(trained, job.removal, job.edits, comparison)

@@ -1,8 +1,9 @@
-"""Is a concept a shortcut? Association with the labels, reliance of a model, and what the classes are about.
+"""Is a concept a shortcut? Its association with the labels and the class names, and a model's reliance on it.
 
 Method page, section 4. The value of a concept in an image is the one whose words the frozen model finds
-nearest; no group labels are needed. A shortcut is suspected when the values go with the labels more than
-chance allows, the model relies on the concept, and the class names themselves do not differ in it.
+nearest; no group labels are needed. A shortcut is suspected when the values are associated with the labels
+more closely than chance and random directions allow, the model relies on the concept, and the class names do
+not differ in it.
 """
 
 from __future__ import annotations
@@ -18,103 +19,96 @@ from torch import Tensor
 from dear.errors import UsageError
 from dear.heads.names import Head
 from dear.shortcuts.removal import span_basis
+from dear.tasks.audit.findings import (
+    ASSOCIATED,
+    CLASS_DEFINING,
+    EXPLAINED,
+    NOT_ASSOCIATED,
+    SHORTCUT,
+    SUSPECTED,
+    UNUSED,
+    ConceptFinding,
+)
 
 PERMUTATIONS = 1000
-CERTAIN = 0.05  #: probability of any false association among all concepts that were looked at
-STRONG = 0.10  #: excess of normalized mutual information that counts
-NATURAL = 0.05  #: excess beyond that of as many random directions of the features
-DRAWS = 8  #: of random directions
-ONE_CLASS = 0.90  #: share of a class's images with a value, less that of the others, that counts
-ABOUT = 2.0  #: class names differ in the concept this many times as much as in as many random directions
-ADDS = 0.05  #: share of the labels' entropy that a concept must tell beyond the stronger one
-LEFT = 0.7  #: of its association, without the stronger one's directions, that makes it one of its own
-RELIES = 0.05  #: share of the margin, or of the answers, that goes with the concept
-
-SHORTCUT, ASSOCIATED, EXPLAINED, UNUSED, ABOUT_CLASSES, NONE = (
-    "shortcut", "associated", "goes with another", "unused", "about the classes", "none"
-)  # fmt: skip
-"""Verdicts: suspected shortcut; associated (no model was tested); the same, but only as a stronger concept is
-(`explain_away`); associated but not used; what the classes are about; not associated."""
+FALSE_ALARM_RATE = 0.05  #: probability of any false association among all concepts
+MIN_ASSOCIATION = 0.10  #: normalized mutual information above that of shuffled labels
+MIN_ABOVE_RANDOM = 0.05  #: the same above that of random directions of the features
+RANDOM_DRAWS = 8
+MIN_CLASS_GAP = 0.90  #: share of a class's images with a value, minus that of all other images
+MIN_CLASS_NAME_RATIO = 2.0  #: variance of the class names in the concept's span, relative to a random span
+MIN_ADDED_INFO = 0.05  #: share of the labels' entropy that a concept adds to a stronger one
+MIN_REMAINING_ASSOCIATION = 0.7  #: share left after projecting out the stronger concept
+MIN_RELIANCE = 0.05  #: share of the margin, or of the answers, that depends on the concept
 
 
 @dataclass(frozen=True, eq=False)
 class Association:
-    """How the values of a concept go with the labels."""
+    """How the values of a concept are associated with the labels."""
 
     concept: str  #: its name
     words: tuple[str, ...]  #: its values
-    seen: Tensor  #: int64 [n], place in `words` of the value that the frozen model sees in each image
+    values: Tensor  #: int64 [n], index into `words` of the value that the frozen model sees in each image
     table: Tensor  #: int64 [C, K], images per class and value
     information: float  #: mutual information of value and label over the entropy of the labels, 0 to 1
-    expected: float  #: the same when labels are dealt out at random, mean over the permutations
-    p_value: float  #: how often random labels do as well
-    about: float  #: how much the class names differ in the concept, relative to as many random directions
-    #: excess of as many random directions of these features: what classes differ in anyway
-    natural: float = 0.0
-    #: (class, value, share less that of the others) where a value is one class's own and the class's name
-    #: does not say so; None: there is none
+    expected: float  #: the same for shuffled labels, mean over the permutations
+    p_value: float  #: share of shuffled labels with at least as much information
+    class_name_ratio: float  #: variance of the class names in the concept's span, relative to a random span
+    random_excess: float = 0.0  #: `excess` of as many random directions of these features, mean of draws
+    #: (class, value, gap) where nearly all images of one class have a value that hardly any other image has
+    #: and that the class name does not imply; None: there is none
     one_class: tuple[int, int, float] | None = None
 
     @property
     def excess(self) -> float:
-        """Normalized mutual information beyond chance."""
+        """Normalized mutual information above that of shuffled labels."""
         return self.information - self.expected
 
     @property
+    def required(self) -> float:
+        """Normalized mutual information from which on the concept counts as associated."""
+        return self.expected + max(MIN_ASSOCIATION, self.random_excess + MIN_ABOVE_RANDOM)
+
+    @property
     def strong(self) -> bool:
-        """Whether the labels as a whole go with the concept, more than with other directions."""
-        return self.excess >= max(STRONG, self.natural + NATURAL)
+        """Whether the labels as a whole are associated with the concept, beyond random directions."""
+        return self.information >= self.required
 
     @property
     def figures(self) -> str:
-        """For people."""
+        """The association and the criterion, for people."""
+        reached = self.expected + self.random_excess
         return (
-            f"normalized mutual information {self.information:.2f} (by chance {self.expected:.2f}, "
-            f"p = {self.p_value:.3f})"
+            f"normalized mutual information {self.information:.2f}; {self.required:.2f} is required, because "
+            f"random directions of the same number reach {reached:.2f} and shuffled labels "
+            f"{self.expected:.2f}"
         )
 
 
 @dataclass(frozen=True)
 class Reliance:
-    """What becomes of a model's answers when a concept is removed, without training again."""
+    """How a model's answers change when a concept is removed, without training again."""
 
     changed: float  #: share of answers that change
-    margin: float  #: mean of the true class's score minus the best other's, before
+    margin: float  #: mean of the true class's score minus the best other score, before
     margin_without: float  #: the same with the concept removed
     way: str = "words"  #: how it was removed
 
     @property
     def lost(self) -> float:
-        """Share of the margin that goes with the concept; 0 where the margin grows."""
+        """Share of the margin that depends on the concept; 0 where the margin grows."""
         return max(0.0, (self.margin - self.margin_without) / max(abs(self.margin), 1e-9))
 
     @property
     def sentence(self) -> str:
-        """What becomes of the answers, in a few words."""
+        """The change in a few words."""
         changed = f"without it {self.changed:.1%} of the answers change"
         return f"{changed} and the margin falls by {self.lost:.1%}" if self.lost >= 0.005 else changed
 
     @property
     def relies(self) -> bool:
         """Whether the model uses the concept to a degree that matters."""
-        return max(self.lost, self.changed) >= RELIES
-
-
-@dataclass(frozen=True, eq=False)
-class Finding:
-    """What an audit says of one concept."""
-
-    association: Association  #: with the labels
-    reliance: Reliance | None  #: of the model; None where no model was tested
-    heads: tuple[Head, ...]  #: the heads with that role
-    verdict: str  #: one of the verdicts above
-    sentence: str  #: the verdict for people
-    explained_by: str = ""  #: the stronger concept that it goes with; empty: none
-
-    @property
-    def title(self) -> str:
-        """The verdict in a few words: "shortcut", "goes with Text"."""
-        return f"goes with {self.explained_by}" if self.explained_by else self.verdict
+        return max(self.lost, self.changed) >= MIN_RELIANCE
 
 
 def mutual_information(values: Tensor, labels: Tensor, kinds: int, classes: int) -> Tensor:
@@ -149,42 +143,42 @@ def associate(
     if len(class_features) < 2:
         raise UsageError("an association needs images of at least two classes")
     classes, kinds = len(class_features), len(words)
-    seen, labels = seen_values(features, directions), labels.to(torch.int64)
-    found, drawn = against_chance(seen, labels, permutations=permutations, seed=seed)
-    table = torch.bincount(labels * kinds + seen, minlength=classes * kinds).view(classes, kinds)
+    values, labels = nearest_values(features, directions), labels.to(torch.int64)
+    information, shuffled = shuffled_information(values, labels, permutations=permutations, seed=seed)
+    table = torch.bincount(labels * kinds + values, minlength=classes * kinds).view(classes, kinds)
     return Association(
         concept,
         tuple(words),
-        seen,
+        values,
         table,
-        found,
-        float(drawn.mean()),
-        (1 + int((drawn >= found - 1e-12).sum())) / (1 + permutations),
-        about_classes(directions, class_features),
-        natural_information(features, labels, kinds, seed),
-        one_class(table, seen_values(class_features, directions)),
+        information,
+        float(shuffled.mean()),
+        (1 + int((shuffled >= information - 1e-12).sum())) / (1 + permutations),
+        class_name_ratio(directions, class_features),
+        random_excess(features, labels, kinds, seed),
+        one_class(table, nearest_values(class_features, directions)),
     )
 
 
-def natural_information(features: Tensor, labels: Tensor, kinds: int, seed: int = 1) -> float:
-    """What as many random directions of the features tell about the labels beyond chance, mean of draws.
+def random_excess(features: Tensor, labels: Tensor, kinds: int, seed: int = 1) -> float:
+    """Information of `kinds` random directions about the labels above that of shuffled labels, mean of draws.
 
     Directions are drawn with the covariance of the features: images of different classes differ in almost
-    any of them, so a concept that tells no more is no finding.
+    any of them, so a concept must be associated with the labels more closely than that.
     """
     centered = features.float() - features.float().mean(dim=0)
-    found = []
-    for draw in range(DRAWS):
-        generator = torch.Generator().manual_seed(seed * DRAWS + draw)
+    excesses = []
+    for draw in range(RANDOM_DRAWS):
+        generator = torch.Generator().manual_seed(seed * RANDOM_DRAWS + draw)
         rows = F.normalize(torch.randn(kinds, len(features), generator=generator) @ centered, dim=-1)
         scores = centered @ rows.T  # [n, K]
         values = (scores / scores.std(dim=0).clamp(min=1e-12)).argmax(dim=1)
-        found.append(_beyond_chance(values, labels, None, seed, permutations=20))
-    return sum(found) / len(found)
+        excesses.append(_excess(values, labels, None, seed, permutations=20))
+    return sum(excesses) / len(excesses)
 
 
 def one_class(table: Tensor, named: Tensor) -> tuple[int, int, float] | None:
-    """The class and the value of its own in a table [C, K]; `named` [C] are values that class names say.
+    """The class and value with the largest gap in a table [C, K]; `named` [C] are values of the class names.
 
     >>> one_class(torch.tensor([[9, 1], [0, 10], [0, 10]]), torch.tensor([1, 1, 1]))
     (0, 0, 0.9)
@@ -192,55 +186,55 @@ def one_class(table: Tensor, named: Tensor) -> tuple[int, int, float] | None:
     True
     """
     counts = table.double()
-    own = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+    share = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
     rest = counts.sum(dim=0) - counts
-    gap = own - rest / rest.sum(dim=1, keepdim=True).clamp(min=1)
+    gap = share - rest / rest.sum(dim=1, keepdim=True).clamp(min=1)
     gap[torch.arange(len(gap)), named] = -1.0
     label, value = divmod(int(gap.argmax()), gap.shape[1])
     score = round(float(gap[label, value]), 6)
-    return (label, value, score) if score >= ONE_CLASS and len(table) > 2 else None
+    return (label, value, score) if score >= MIN_CLASS_GAP and len(table) > 2 else None
 
 
-def seen_values(features: Tensor, directions: Tensor) -> Tensor:
+def nearest_values(features: Tensor, directions: Tensor) -> Tensor:
     """Row of `directions` [K, E] that each image [n, E] is nearest to: int64 [n]."""
     return (F.normalize(features.float(), dim=-1) @ F.normalize(directions.float(), dim=-1).T).argmax(dim=1)
 
 
-def against_chance(
+def shuffled_information(
     values: Tensor,
     labels: Tensor,
     given: Tensor | None = None,
     permutations: int = PERMUTATIONS,
     seed: int = 1,
 ) -> tuple[float, Tensor]:
-    """What values [n] tell about labels [n], and the same for labels dealt out at random [P].
+    """Mutual information of values [n] and labels [n], and the same for shuffled labels [P].
 
-    In shares of the labels' entropy. With `given` [n], what the values tell beyond that: random labels are
-    then dealt out among images that have it in common.
+    As shares of the labels' entropy. With `given` [n], the conditional mutual information: labels are then
+    shuffled among images with the same `given`.
     """
     values, labels = (part.unique(return_inverse=True)[1] for part in (values, labels))
     within = torch.zeros_like(labels) if given is None else given.unique(return_inverse=True)[1]
     both = (values * (int(within.max()) + 1) + within).unique(return_inverse=True)[1]
     kinds, groups, classes = (int(part.max()) + 1 for part in (both, within, labels))
 
-    def beyond(rows: Tensor) -> Tensor:
-        both_together = mutual_information(both, rows, kinds, classes)
-        return both_together - mutual_information(within, rows, groups, classes)
+    def conditional(rows: Tensor) -> Tensor:
+        joint = mutual_information(both, rows, kinds, classes)
+        return joint - mutual_information(within, rows, groups, classes)
 
-    generator, own = torch.Generator().manual_seed(seed), within.argsort(stable=True)
-    drawn, at_once = [], max(1, 2_000_000 // max(len(labels), kinds * classes))
+    generator, order = torch.Generator().manual_seed(seed), within.argsort(stable=True)
+    shuffled, at_once = [], max(1, 2_000_000 // max(len(labels), kinds * classes))
     for start in range(0, permutations, at_once):
         shape = (min(at_once, permutations - start), len(labels))
         keys = torch.rand(shape, generator=generator, dtype=torch.float64)
         rows = torch.empty(keys.shape, dtype=torch.int64)
-        rows[:, own] = labels[(keys + within).argsort(dim=1)]  # keys are below 1: groups stay together
-        drawn.append(beyond(rows))
+        rows[:, order] = labels[(keys + within).argsort(dim=1)]  # keys are below 1: groups stay together
+        shuffled.append(conditional(rows))
     share = torch.bincount(labels).double() / len(labels)
     entropy = max(float(-(share * share.clamp(min=1e-300).log()).sum()), 1e-12)
-    return float(beyond(labels[None])) / entropy, torch.cat(drawn) / entropy
+    return float(conditional(labels[None])) / entropy, torch.cat(shuffled) / entropy
 
 
-def about_classes(directions: Tensor, class_features: Tensor) -> float:
+def class_name_ratio(directions: Tensor, class_features: Tensor) -> float:
     """Share of the class names' variance in the concept's span, over the span's share of all directions."""
     basis = span_basis(directions)
     rows = F.normalize(class_features.double(), dim=-1)
@@ -261,14 +255,14 @@ def reliance(before: Tensor, after: Tensor, labels: Tensor, way: str = "words") 
 
 
 def margin(scores: Tensor, labels: Tensor) -> float:
-    """Mean of the true class's score minus the best other's.
+    """Mean of the true class's score minus the best other score.
 
     >>> margin(torch.tensor([[3.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0]))
     0.5
     """
-    own = scores.gather(1, labels[:, None])
+    true = scores.gather(1, labels[:, None])
     other = scores.scatter(1, labels[:, None], -math.inf).amax(dim=1, keepdim=True)
-    return float((own - other).double().mean())
+    return float((true - other).double().mean())
 
 
 def judge(
@@ -277,21 +271,19 @@ def judge(
     heads: Sequence[Head] = (),
     concepts: int = 12,
     classes: Sequence[str] = (),
-) -> Finding:
-    """The verdict on one of `concepts` concepts that were looked at, and its sentence."""
-    found = _verdict(association, reliance, concepts)
-    sentence = _sentence(found, association, reliance, association.p_value * concepts <= CERTAIN, classes)
-    return Finding(association, reliance, tuple(heads), found, sentence)
+) -> ConceptFinding:
+    """The verdict on one of `concepts` concepts of an audit, and its sentence."""
+    certain = association.p_value * concepts <= FALSE_ALARM_RATE  # Bonferroni
+    verdict = _verdict(association, reliance, certain)
+    sentence = _sentence(verdict, association, reliance, certain, classes)
+    return ConceptFinding(association, reliance, tuple(heads), verdict, sentence)
 
 
-def _verdict(association: Association, reliance: Reliance | None, concepts: int) -> str:
-    """The permutation test is corrected for how many concepts were looked at (Bonferroni)."""
-    if association.p_value * concepts > CERTAIN:
-        return NONE
-    if not association.strong:
-        return NONE if association.one_class is None else ASSOCIATED
-    if association.about >= ABOUT:
-        return ABOUT_CLASSES
+def _verdict(association: Association, reliance: Reliance | None, certain: bool) -> str:
+    if not certain or not (association.strong or association.one_class):
+        return NOT_ASSOCIATED
+    if association.strong and association.class_name_ratio >= MIN_CLASS_NAME_RATIO:
+        return CLASS_DEFINING
     if reliance is None:
         return ASSOCIATED
     return SHORTCUT if reliance.relies else UNUSED
@@ -301,90 +293,101 @@ def _sentence(
     verdict: str, association: Association, reliance: Reliance | None, certain: bool, classes: Sequence[str]
 ) -> str:
     name, figures = association.concept, association.figures
-    if verdict == ASSOCIATED and not association.strong and association.one_class is not None:
-        label, value, share = association.one_class
+    if verdict == NOT_ASSOCIATED:
+        if certain:
+            return f"{name} is not counted as associated with the labels: {figures}."
         return (
-            f"{name}: images of {classes[label] if classes else f'class {label}'} are seen as "
-            f"{association.words[value]!r} {share:.1%} more often than the others, and the class's name does "
-            "not say so: a model may answer by it."
+            f"{name} is not associated with the labels: normalized mutual information "
+            f"{association.information:.2f}, {association.expected:.2f} for shuffled labels "
+            f"(p = {association.p_value:.3f})."
         )
-    if verdict == NONE and certain and association.excess >= STRONG:
+    if verdict == CLASS_DEFINING:
         return (
-            f"{name} tells the classes no better than other directions of these images do "
-            f"({association.natural:.2f} beyond chance): {figures}."
+            f"{name} is associated with the labels, and the class names differ in it as well "
+            f"({association.class_name_ratio:.1f} times as much as in random directions), so it is probably "
+            f"what defines the classes: {figures}."
         )
-    changed = "" if reliance is None else reliance.sentence
-    return {
-        NONE: f"{name} does not go with the labels: {figures}.",
-        ABOUT_CLASSES: f"{name} goes with the labels, and the class names differ in it, too "
-        f"({association.about:.1f} times as much as in random directions): it is what the classes are about, "
-        f"or this backbone cannot tell the two apart; {figures}.",
-        ASSOCIATED: f"{name} goes with the labels although the class names do not differ in it: a model "
-        f"trained on these images may answer by it; {figures}.",
-        UNUSED: f"{name} goes with the labels, but the model does not rely on it: {changed}; {figures}.",
-        SHORTCUT: f"{name} is a suspected shortcut: it goes with the labels although the class names do not "
-        f"differ in it, and {changed}; {figures}.",
-    }[verdict]
+    if association.strong:
+        what = (
+            f"{name} is associated with the labels although the class names do not differ in it ({figures})"
+        )
+    else:
+        assert association.one_class is not None
+        label, value, gap = association.one_class
+        what = (
+            f"{name}: {association.words[value]!r} is {100 * gap:.0f} points more frequent in images of "
+            f"{classes[label] if classes else f'class {label}'} than in others, and the class name does not "
+            "imply it"
+        )
+    if reliance is None:
+        return f"{what}. A model trained on these images may rely on it."
+    if verdict == SHORTCUT:
+        return f"{what}. The model relies on it: {reliance.sentence}."
+    return f"{what}. The model does not rely on it: {reliance.sentence}."
 
 
 def explain_away(
-    findings: Sequence[Finding],
+    findings: Sequence[ConceptFinding],
     directions: Mapping[str, Tensor],
     features: Tensor,
     labels: Tensor,
     seed: int = 1,
-) -> tuple[Finding, ...]:
-    """The findings, with the verdict changed of concepts that go with the labels only as a stronger one does.
+) -> tuple[ConceptFinding, ...]:
+    """Change the verdict on concepts that are associated with the labels only as far as a stronger one is.
 
-    The word for *animal* that is nearest to an image of a letter goes with the label as the letter does. Such
-    a concept tells nothing about the label where the stronger concept's value is the same, and loses a good
-    part of its association when the stronger concept's directions are taken from the features. A second
-    shortcut beside the first may fail the first test (both have a value per class), but it lies in directions
-    of its own and passes the second: it stays suspected. `directions` are T_q of each concept, [K, E].
+    The word for *animal* that is nearest to an image of a letter is associated with the label as the letter
+    is. Such a concept adds no information about the label among images with the same value of the stronger
+    concept, and loses much of its association when the stronger concept's directions are projected out. A
+    second shortcut next to the first may fail the first test (both have a value per class), but it lies in
+    other directions and passes the second: it stays suspected. `directions` are T_q of each concept, [K, E].
     """
-    suspects = [one for one in findings if one.verdict in (SHORTCUT, ASSOCIATED)]
+    suspects = [one for one in findings if one.verdict in SUSPECTED]
     suspects.sort(key=lambda one: -one.association.excess)
-    changed: dict[str, Finding] = {}
-    strong: list[Finding] = []
+    changed: dict[str, ConceptFinding] = {}
+    strong: list[ConceptFinding] = []
     for one in suspects:
-        own = one.association
         for other in strong:
-            name = other.association.concept
-            adds = _beyond_chance(own.seen, labels, other.association.seen, seed)
-            if adds >= ADDS:
+            added = _excess(one.association.values, labels, other.association.values, seed)
+            if added >= MIN_ADDED_INFO:
                 continue
-            left = _left(own, directions[own.concept], directions[name], features, labels, seed)
-            if left < LEFT:
-                changed[own.concept] = _explained(one, name, adds, left)
+            remaining = _remaining_association(
+                one.association, directions[one.name], directions[other.name], features, labels, seed
+            )
+            if remaining < MIN_REMAINING_ASSOCIATION:
+                changed[one.name] = _explained(one, other.name, added, remaining)
                 break
         else:
             strong.append(one)
-    return tuple(changed.get(one.association.concept, one) for one in findings)
+    return tuple(changed.get(one.name, one) for one in findings)
 
 
-def _beyond_chance(
+def _excess(
     values: Tensor, labels: Tensor, given: Tensor | None, seed: int, permutations: int = 200
 ) -> float:
-    """What values tell about the labels, given another concept's values, beyond chance."""
-    found, drawn = against_chance(values, labels, given, permutations, seed)
-    return found - float(drawn.mean())
+    """Information of values about labels, given another concept's values, above that of shuffled labels."""
+    information, shuffled = shuffled_information(values, labels, given, permutations, seed)
+    return information - float(shuffled.mean())
 
 
-def _left(
-    own: Association, directions: Tensor, removed: Tensor, features: Tensor, labels: Tensor, seed: int
+def _remaining_association(
+    association: Association,
+    directions: Tensor,
+    removed: Tensor,
+    features: Tensor,
+    labels: Tensor,
+    seed: int,
 ) -> float:
-    """Share of a concept's association that is left without the directions of another."""
+    """Share of a concept's association that remains without the directions of another."""
     basis = span_basis(removed)
     wide = features.double()
     rest = wide - (wide - wide.mean(dim=0)) @ basis.T @ basis
-    return _beyond_chance(seen_values(rest, directions), labels, None, seed) / max(own.excess, 1e-9)
+    return _excess(nearest_values(rest, directions), labels, None, seed) / max(association.excess, 1e-9)
 
 
-def _explained(one: Finding, name: str, adds: float, left: float) -> Finding:
-    own = one.association
+def _explained(one: ConceptFinding, name: str, added: float, remaining: float) -> ConceptFinding:
     sentence = (
-        f"{own.concept} goes with the labels only as {name} does: among images with the same {name} it tells "
-        f"{max(adds, 0.0):.2f} more about the label than chance, and without the directions of {name} "
-        f"{max(left, 0.0):.0%} of its association is left. Remove {name} first; {own.figures}."
+        f"{one.name} is associated with the labels only as far as {name} is: among images with the same "
+        f"{name} it adds {max(added, 0.0):.2f} to the normalized information, and without the directions of "
+        f"{name} {max(remaining, 0.0):.0%} of its association remains. Remove {name} first."
     )
     return replace(one, verdict=EXPLAINED, sentence=sentence, explained_by=name)

@@ -9,6 +9,7 @@ import numpy as np
 
 from dear.data.duplicates import Prints, matching_pairs
 from dear.shortcuts.properties import Floats
+from dear.utils.progress import Progress, silent
 
 COSINE = 0.97  #: of centered features from which on two images count as nearly the same
 _ROWS = 256
@@ -30,6 +31,7 @@ def near_duplicates(
     other: Prints | None = None,
     features: tuple[Floats, Floats] | None = None,
     labels: Sequence[int] | None = None,
+    progress: Progress = silent,
 ) -> list[Duplicate]:
     """Pairs of nearly the same images, copies first: between two sets, or within the first.
 
@@ -37,7 +39,7 @@ def near_duplicates(
     of different classes are listed.
     """
     found: dict[tuple[int, int], Duplicate] = {}
-    for rows, columns, apart in matching_pairs(prints, other):
+    for rows, columns, apart in matching_pairs(prints, other, progress):
         for first, second, difference in zip(rows.tolist(), columns.tolist(), apart.tolist(), strict=True):
             found[first, second] = Duplicate(first, second, "copy", difference)
     if features is not None:

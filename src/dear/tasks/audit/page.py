@@ -1,82 +1,280 @@
-"""The page of an audit: classes that stand out by their images, concepts, and the answers without them."""
+"""The page of an audit: one table of findings, and the images behind each."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 
-from dear.report.headmap import HeadMap
-from dear.report.page import Table, Thumbnail, render
-from dear.utils.files import write_atomic
+import numpy as np
+from PIL import Image
+
+from dear.data.images import ImageSet, values_of
+from dear.errors import UsageError
+from dear.report.headmap import HeadMap, head_map
+from dear.report.page import Table, Thumbnail, percent, render, thumbnail
+from dear.shortcuts.find import Shortcut
+from dear.tasks.audit.findings import ConceptFinding, Finding, PropertyFinding
+from dear.tasks.audit.task import Audit
+from dear.tasks.explain.explainer import Explainer
+from dear.tasks.explain.page import write_explain_page
+from dear.tasks.explain.task import page_facts
+from dear.utils.files import PathLike, write_atomic
+from dear.utils.notices import note
+from dear.utils.progress import Progress
 
 TERMS = {
-    "concept": "something images differ in beside their class, such as the background; its values are words",
+    "property": "a number measured in each image, whatever the image shows: brightness, sharpness, a color "
+    "cast, a frame; or a mark at the same place in all images of a class",
+    "score": "how well one property separates the class from all other images (area under the ROC curve: 0.5 "
+    "not at all, 1 without error); for marks, how much less the images of the class vary there than others",
+    "concept": "something images differ in besides their class, such as the background; its values are words",
     "value": "the word of a concept that the frozen model finds nearest to an image",
-    "information": "how much the value tells about the label: 0 nothing, 1 everything (mutual information "
-    "over the entropy of the labels); “by chance” is the same for labels dealt out at random",
-    "p": "how often labels dealt out at random go with the values as well as the real ones",
-    "score": "how well one number per image tells the class from all others (area under the ROC curve: 0.5 "
-    "not at all, 1 without error); for marks, how much less its images vary there than others do",
-    "margin lost": "how much of the lead of the right answer over the next goes away with the concept",
-    "suspected shortcut": "the concept goes with the labels, the model relies on it, and the class names do "
-    "not differ in it",
+    "information": "how much the value reveals about the label: 0 nothing, 1 everything (mutual information "
+    "over the entropy of the labels)",
+    "required": "the information from which on a concept counts as associated: 0.05 more than random "
+    "directions of the features reach, and at least 0.10 more than shuffled labels",
+    "margin lost": "share of the lead of the right answer over the next one that depends on the concept",
+    "shortcut": "associated with the labels, and the model relies on it",
+    "class-defining": "associated with the labels, but the class names differ in it as well",
     "group": "images of one class with one value",
 }
+_IMAGES, _CLASSES, _VALUES, _PAIRS = 6, 8, 12, 40
+_EXPLAINED = 6  # images per concept on the page that explains them
 
 
-@dataclass(frozen=True)
-class ConceptEvidence:
-    """What the page shows of one concept."""
-
-    name: str  #: the concept
-    sentence: str  #: the verdict in words
-    suspected: bool  #: whether it is shown in full
-    table: Table  #: images per class and value
-    #: per heading ("dog: mostly beach") some images, the usual value first
-    images: Mapping[str, tuple[Thumbnail, ...]]
-    changed: tuple[Thumbnail, ...] = ()  #: images whose answer changes without the concept
-    map: HeadMap | None = None  #: the heads that carry it; None where no head has that role
-    heads: str = ""  #: the same in words
-    why: str = ""  #: address of the page that explains such answers; empty: there is none
+def write_pages(audit: Audit, out: PathLike, progress: Progress) -> None:
+    """Write the page of an audit, and where a model was tested a second one that explains changed answers."""
+    links = _write_explanations(audit, out, progress)
+    write_atomic(out, audit_page(audit, links))
 
 
-@dataclass(frozen=True)
-class PhotoEvidence:
-    """What the page shows of one class that a property of its images tells."""
-
-    name: str
-    sentence: str
-    #: per heading some images: of the class, and the others nearest to it
-    images: Mapping[str, tuple[Thumbnail, ...]]
-    #: where a mark is; None for other properties
-    map: Thumbnail | None = None
-    #: what edits of held-out images do to the model's answers; empty: not asked
-    edits: str = ""
+def audit_page(audit: Audit, links: Mapping[str, str] | None = None) -> str:
+    """The page as HTML text; `links` are addresses of explained answers by concept."""
+    page = AuditPage(audit, links or {})
+    return render("audit.html", title=f"Audit of {audit.images.name}", audit=audit, page=page, terms=TERMS)
 
 
-@dataclass(frozen=True)
-class AuditFacts:
-    """Everything on the page."""
-
-    title: str  #: heading
-    lead: str  #: what was audited, in one sentence
-    verdict: str  #: the result in one sentence
-    tiles: tuple[tuple[str, str], ...]  #: (figure, words) at the top
-    overview: Table  #: one row per concept
-    concepts: tuple[ConceptEvidence, ...]  #: suspected ones first
-    next_steps: Mapping[str, str]  #: sentence -> command
-    notes: Mapping[str, str]  #: how it was made
-    photos: Table | None = None  #: one row per class that stands out by its images; None: not looked at
-    photo_evidence: tuple[PhotoEvidence, ...] = ()  #: the images behind it
-    duplicates: Table | None = None  #: pairs of nearly the same images; None: there are none
+def summary_html(audit: Audit) -> str:
+    """Verdict and table of findings as HTML, for notebooks and the studio."""
+    return render("audit_summary.html", audit=audit, page=AuditPage(audit, {}))
 
 
-def write_audit_page(facts: AuditFacts, out: str | os.PathLike[str]) -> None:
-    """Write the page to the file `out`, whole or not at all."""
-    write_atomic(out, audit_page(facts))
+def _write_explanations(audit: Audit, out: PathLike, progress: Progress) -> dict[str, str]:
+    """Explain some answers that change without each suspected concept; addresses by concept.
+
+    The page has the name of the audit's with `-why` added.
+    """
+    chosen = {
+        one.name: places
+        for one in audit.concepts
+        if one.suspected and (places := audit.changed_places(one)[:_EXPLAINED])
+    }
+    if audit.model is None or not chosen:
+        return {}
+    images = audit.held_out or audit.images
+    places = [place for each in chosen.values() for place in each]
+    try:
+        explainer = Explainer(audit.model, audit.images, audit.roles, progress=progress)
+        explained = explainer.explain(images.subset(places), progress=progress)
+    except UsageError as error:
+        note(f"no page of explanations: {error}")
+        return {}
+    page = Path(out).with_name(f"{Path(out).stem}-why.html")
+    write_explain_page(page_facts(explainer, explained, [images.image(place) for place in places]), page)
+    links, first = {}, 1
+    for name, each in chosen.items():
+        links[name] = f"{page.name}#image-{first}"
+        first += len(each)
+    return links
 
 
-def audit_page(facts: AuditFacts) -> str:
-    """The page as HTML text."""
-    return render("audit.html", title=facts.title, facts=facts, terms=TERMS)
+def finding_table(audit: Audit) -> Table:
+    """One row per finding, image properties and concepts alike."""
+    rows = []
+    for one in audit.findings:
+        if isinstance(one, PropertyFinding):
+            shortcut, test = one.shortcut, one.test
+            effect = (
+                "" if test is None else f"{percent(test.plain)} → {percent(test.edited)} of edited images"
+            )
+            name, strength = f"{shortcut.class_name}: {shortcut.look}", f"score {shortcut.score:.2f}"
+        else:
+            about, used = one.association, one.reliance
+            effect = "" if used is None else f"{percent(used.changed)} of answers change"
+            name, strength = one.name, f"information {about.information:.2f} (required {about.required:.2f})"
+        rows.append((name, one.title, strength, effect))
+    marks = tuple("best" if one.suspected else "" for one in audit.findings)
+    columns = ("finding", "verdict", "association with the labels", "effect on the model")
+    shown = 4 if audit.model is not None else 3
+    return Table(columns[:shown], tuple(row[:shown] for row in rows), labels=shown, classes=marks)
+
+
+class AuditPage:
+    """What the template shows of an audit; galleries are made when the template asks for them."""
+
+    def __init__(self, audit: Audit, links: Mapping[str, str]) -> None:
+        self.audit, self.links = audit, links
+
+    @property
+    def lead(self) -> str:
+        """What was audited, in one sentence."""
+        audit = self.audit
+        what = f"{len(audit.images)} images of {audit.images.name}"
+        if audit.model is not None:
+            where = "these images" if audit.held_out is None else f"{len(audit.held_out)} held-out images"
+            what += f", and {audit.model.method.title} tested on {where}"
+        return what + ("." if audit.clip is None else f", with the backbone {audit.clip.name}.")
+
+    @property
+    def tiles(self) -> list[tuple[str, str]]:
+        """(figure, words) at the top."""
+        audit, count = self.audit, len(self.audit.suspects)
+        words = "suspected shortcut" if audit.model is not None else "finding to act on"
+        words = words if count == 1 else words.replace("finding", "findings").replace("shortcut", "shortcuts")
+        tiles = [(str(len(audit.images)), "images"), (str(len(audit.images.classes)), "classes")]
+        tiles.append((str(count), words))
+        if audit.check is not None and audit.check.duplicates:
+            tiles.append((str(len(audit.check.duplicates)), "pairs of near duplicates"))
+        if audit.worst_group is not None:
+            tiles.append((percent(audit.worst_group[1]), f"in the worst group: {audit.worst_group[0]}"))
+        return tiles
+
+    @property
+    def table(self) -> Table:
+        """One row per finding."""
+        return finding_table(self.audit)
+
+    @property
+    def shown(self) -> list[Finding]:
+        """Findings with images: all properties up to a number, and suspected concepts."""
+        properties = self.audit.properties[:_CLASSES]
+        return [one for one in self.audit.findings if one in properties or one.suspected]
+
+    def is_concept(self, one: Finding) -> bool:
+        """Whether a finding is a concept."""
+        return isinstance(one, ConceptFinding)
+
+    @property
+    def duplicates(self) -> Table | None:
+        """Pairs of near duplicates; None: there are none."""
+        check = self.audit.check
+        if check is None or not check.duplicates:
+            return None
+        rows = tuple((pair.first, pair.second, pair.where, pair.kind) for pair in check.duplicates[:_PAIRS])
+        return Table(("image", "near duplicate", "in", "kind"), rows, labels=4)
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """How the audit was made."""
+        audit = self.audit
+        roles = "none" if audit.roles is None else f"{len(audit.roles)} heads, by the rule {audit.roles.rule}"
+        backbone = "none: only image properties were measured" if audit.clip is None else audit.clip.name
+        notes = {"images": audit.images.name, "backbone": backbone, "role map": roles}
+        if audit.check is not None and audit.check.compared is not None:
+            notes["near duplicates"] = f"{audit.check.compared} test images compared with all training images"
+        if audit.model is not None:
+            correction = audit.model.clip.correction
+            notes["removed before training"] = "nothing" if correction is None else correction.note
+        return notes
+
+    def mark_map(self, one: PropertyFinding) -> Thumbnail | None:
+        """Where a mark is; None for other properties."""
+        return mark_map(one.shortcut)
+
+    def property_images(self, one: PropertyFinding) -> dict[str, tuple[Thumbnail, ...]]:
+        """Images of the class with the clearest values, and the other images nearest to them."""
+        images, shortcut = self.audit.images, one.shortcut
+        assert self.audit.check is not None
+        labels = np.asarray(images.labels)
+        members, others = np.flatnonzero(labels == shortcut.label), np.flatnonzero(labels != shortcut.label)
+        column = self.audit.check.measured.find_column(shortcut.name)
+        if shortcut.values is not None and column is not None:
+            sign = 1 if shortcut.values[0] >= shortcut.values[1] else -1
+            members = members[np.argsort(-sign * column[members])]
+            others = others[np.argsort(-sign * column[others])]
+        shown = {f"{shortcut.class_name}, clearest first": members}
+        if shortcut.mark is None:
+            shown["Other images that come nearest"] = others
+        return {
+            heading: tuple(_small(images, int(row)) for row in rows[:_IMAGES])
+            for heading, rows in shown.items()
+        }
+
+    def value_table(self, one: ConceptFinding) -> Table:
+        """Images per class and value."""
+        about = one.association
+        order = about.table.sum(dim=0).argsort(descending=True).tolist()[:_VALUES]
+        order = [value for value in order if int(about.table[:, value].sum()) > 0]
+        rows = [
+            (name, *(str(int(about.table[label, value])) for value in order))
+            for label, name in enumerate(self.audit.images.classes)
+        ]
+        return Table(("class", *(about.words[value] for value in order)), tuple(rows))
+
+    def concept_images(self, one: ConceptFinding) -> dict[str, tuple[Thumbnail, ...]]:
+        """Some images of every class: those with its usual value first, then the others."""
+        images, about, galleries = self.audit.images, one.association, {}
+        groups = values_of(images)
+
+        def small(index: int, name: str) -> Thumbnail:
+            value = about.words[int(about.values[index])]
+            group = () if groups is None else (("soft", f"group {groups[index]}"),)
+            return Thumbnail(thumbnail(images.image(index)), f"{name}, {value}", (("name", value), *group))
+
+        for label, name in enumerate(images.classes[:_CLASSES]):
+            members = (images.labels == label).nonzero().flatten().tolist()
+            if not members:
+                continue
+            usual = int(about.table[label].argmax())
+            share = int(about.table[label, usual]) / len(members)
+            same = [index for index in members if int(about.values[index]) == usual]
+            other = [index for index in members if int(about.values[index]) != usual]
+            shown = same[: _IMAGES - min(2, len(other))] + other[:2]
+            heading = f"{name}: {about.words[usual]} in {percent(share)} of its images"
+            galleries[heading] = tuple(small(index, name) for index in shown)
+        return galleries
+
+    def changed(self, one: ConceptFinding) -> tuple[Thumbnail, ...]:
+        """Images whose answer changes without the concept, with both answers."""
+        audit, shown = self.audit, []
+        if audit.model is None or audit.answers is None:
+            return ()
+        images = audit.held_out or audit.images
+        for index in sorted(audit.changed_places(one))[: 2 * _IMAGES]:
+            truth = images.classes[int(images.labels[index])]
+            lines = [("name", truth)]
+            for words, answers in (("with:", audit.answers), ("without:", audit.without[one.name])):
+                answer = audit.model.classes[int(answers[index])]
+                lines.append(("right" if answer == truth else "wrong", f"{words} {answer}"))
+            shown.append(Thumbnail(thumbnail(images.image(index)), truth, tuple(lines)))
+        return tuple(shown)
+
+    def head_map(self, one: ConceptFinding) -> HeadMap | None:
+        """The heads with the role of the concept; None where there are none."""
+        roles = self.audit.roles
+        return None if roles is None or not one.heads else head_map(roles, only=one.heads)
+
+    def heads(self, one: ConceptFinding) -> str:
+        """The same in words; empty without a role map."""
+        if self.audit.roles is None:
+            return ""
+        if not one.heads:
+            return "No head of the role map has this role."
+        names = ", ".join(f"layer {layer} head {head}" for layer, head in one.heads)
+        return f"{len(one.heads)} heads have the role {one.name}: {names}. The others are gray."
+
+
+def _small(images: ImageSet, place: int) -> Thumbnail:
+    name = images.classes[int(images.labels[place])]
+    return Thumbnail(thumbnail(images.image(place)), name, (("name", name),))
+
+
+def mark_map(one: Shortcut) -> Thumbnail | None:
+    """A mark in its colors on gray: where all images of the class agree; None for other properties."""
+    if one.mark is None:
+        return None
+    pixels = np.full((*one.mark.mask.shape, 3), 225, dtype=np.uint8)
+    pixels[one.mark.mask] = one.mark.look[one.mark.mask]
+    drawn = Image.fromarray(pixels).resize((144, 144), Image.Resampling.NEAREST)
+    text = f"where images of {one.class_name} agree: {one.mark.place}"
+    return Thumbnail(thumbnail(drawn), text, (("name", one.mark.place),))

@@ -1,9 +1,9 @@
-"""The part of an audit that looks at the images themselves: properties, marks, files, duplicates, edits."""
+"""Image properties, marks, file facts and near duplicates; and edits that test whether a model uses them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,13 @@ from PIL import Image
 from dear.data.duplicates import read_prints
 from dear.data.images import ImageSet
 from dear.runs.model import Model
-from dear.shortcuts.causal import Causal, causal_test, edited_set
-from dear.shortcuts.find import FEWEST, Shortcut, find_shortcuts
+from dear.shortcuts.causal import MORE_IMAGES, EditTest, causal_test, edited_set
+from dear.shortcuts.find import FEWEST, Search, Shortcut, search_properties
 from dear.shortcuts.properties import Measured, measure
 from dear.tasks.audit.duplicates import near_duplicates
 from dear.utils.progress import Progress
 
-TESTED = 10  #: findings that are tested by edits, the strongest
-EDITED = 60  #: held-out images of other classes that are edited for each
+TESTED = 10  #: findings that are tested by edits, those with the highest scores
 
 
 @dataclass(frozen=True)
@@ -34,32 +33,41 @@ class Pair:
 
 
 @dataclass(frozen=True, eq=False)
-class PhotoAudit:
-    """What the images alone tell."""
+class ImageCheck:
+    """Properties of the images and near duplicates."""
 
     measured: Measured
-    shortcuts: tuple[Shortcut, ...]  #: one per class that stands out, the clearest first
+    search: Search  #: properties that separate one class from all others
     duplicates: tuple[Pair, ...] = ()
-    #: by class name: what edits do to the model's answers on held-out images
-    causal: dict[str, Causal] = field(default_factory=dict)
-    too_few: tuple[str, ...] = ()  #: classes with too few images to judge
+    too_few: tuple[str, ...] = ()  #: classes with too few images to score
     compared: int | None = (
-        None  #: test images that were compared with the training images; None: there are none
+        None  #: test images that were compared with the training images; None: no test images
     )
+
+    @property
+    def closest(self) -> str:
+        """The property that comes closest to the limit, in a sentence; empty: none is near."""
+        one = self.search.closest
+        if one is None:
+            return ""
+        return (
+            f"Closest below the limit: {one.class_name}, {one.look} ({one.name}, score {one.score:.2f}; "
+            f"{self.search.closest_limit:.2f} is required)."
+        )
 
     def report(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        edits = {name: test.report() for name, test in self.causal.items()}
+        closest = self.search.closest
         return {
-            "findings": [{**one.report(), "edits": edits.get(one.class_name)} for one in self.shortcuts],
+            "closest": None if closest is None else closest.report(),
             "duplicates": [asdict(pair) for pair in self.duplicates],
             "test_images_compared": self.compared,
             "classes_with_too_few_images": list(self.too_few),
         }
 
 
-def look_at_images(images: ImageSet, held_out: ImageSet | None, progress: Progress) -> PhotoAudit:
-    """Properties of each class against the rest, and images that are nearly the same.
+def check_properties(images: ImageSet, held_out: ImageSet | None, progress: Progress) -> ImageCheck:
+    """Score the properties of each class against the rest, and find near duplicates.
 
     Copies of training images among the test images, and of images of one class in another, are listed.
     """
@@ -67,7 +75,7 @@ def look_at_images(images: ImageSet, held_out: ImageSet | None, progress: Progre
     labels = images.labels.tolist()
     pairs = [
         Pair(images.key(one.first), images.key(one.second), "two classes", one.kind)
-        for one in near_duplicates(measured.prints, labels=labels)
+        for one in near_duplicates(measured.prints, labels=labels, progress=progress)
     ]
     compared = None
     if held_out is not None:
@@ -77,42 +85,48 @@ def look_at_images(images: ImageSet, held_out: ImageSet | None, progress: Progre
             Pair(
                 images.key(one.first), held_out.key(int(readable[one.second])), "training and test", one.kind
             )
-            for one in near_duplicates(measured.prints, prints)
+            for one in near_duplicates(measured.prints, prints, progress=progress)
         ]
     counts = np.bincount(labels, minlength=len(images.classes))
     few = tuple(name for name, count in zip(images.classes, counts, strict=True) if count < FEWEST)
-    shortcuts = find_shortcuts(measured, labels, images.classes)
-    return PhotoAudit(measured, shortcuts, tuple(pairs), too_few=few, compared=compared)
+    search = search_properties(measured, labels, images.classes)
+    return ImageCheck(measured, search, tuple(pairs), few, compared)
 
 
 def edit_tests(
-    found: PhotoAudit,
+    shortcuts: Sequence[Shortcut],
     model: Model,
     images: ImageSet,
     held_out: ImageSet,
     mode: str | None,
     progress: Progress,
-) -> dict[str, Causal]:
-    """What edits toward each finding do to a model's answers on held-out images, by class name."""
-    results: dict[str, Causal] = {}
-    tested = [one for one in found.shortcuts if one.kind][:TESTED]
-    answer = answers_of(model, images.classes, mode)
+) -> dict[str, EditTest]:
+    """Test by edits of held-out images whether a model uses the properties, by class name.
+
+    More images are edited where the first ones are too few to decide.
+    """
+    results: dict[str, EditTest] = {}
+    tested = [one for one in shortcuts if one.kind][:TESTED]
+    predict = label_predictor(model, images.classes, mode)
     for number, one in enumerate(tested):
-        results[one.class_name] = causal_test(edited_set(one, held_out, images, EDITED), answer)
+        test = causal_test(edited_set(one, held_out, images), predict)
+        if test.uncertain and test.images < int((held_out.labels != one.label).sum()):
+            test = causal_test(edited_set(one, held_out, images, MORE_IMAGES), predict)
+        results[one.class_name] = test
         progress("edits", number + 1, len(tested))
     return results
 
 
-def answers_of(
+def label_predictor(
     model: Model, classes: Sequence[str], mode: str | None = None
 ) -> Callable[[Sequence[Image.Image]], NDArray[np.int64]]:
-    """A model's answers as labels that count into `classes`; -1 for a class that is none of them."""
+    """A function from images to predicted labels that count into `classes`; -1 for a class not among them."""
     place = {name: number for number, name in enumerate(classes)}
     numbers = np.array([place.get(name, -1) for name in model.classes])
 
-    def answer(images: Sequence[Image.Image]) -> NDArray[np.int64]:
+    def predict(images: Sequence[Image.Image]) -> NDArray[np.int64]:
         logits = model.logits(list(images))[model.pick_mode(mode)]
-        answers: NDArray[np.int64] = numbers[logits.argmax(dim=1).numpy()]
-        return answers
+        labels: NDArray[np.int64] = numbers[logits.argmax(dim=1).numpy()]
+        return labels
 
-    return answer
+    return predict

@@ -36,7 +36,7 @@ class HeldOutScores:
     def of(
         cls, method: Method, images: ImageSet, layers: Sequence[int], mode: str | None, progress: Progress
     ) -> HeldOutScores:
-        """Run the model on the images, or on some of them."""
+        """Run the model on the images, or on an even part of many."""
         quick = method.cut == "feature" and method.clip.correction is None and not method.clip.focus
         images = even_subset(images, HELD_OUT if quick else INSIDE)
         model, labels = Model(method).for_labels(images)
@@ -58,9 +58,9 @@ class HeldOutScores:
         """The model's answers [m]."""
         return self.scores.argmax(dim=1)
 
-    def without(self, ways: Mapping[str, Repair]) -> tuple[Reliance, Tensor]:
-        """The largest effect of some ways to remove a concept, and the answers without it."""
-        found = []
+    def without(self, ways: Mapping[str, Repair]) -> tuple[Reliance, Tensor, Repair]:
+        """The way to remove a concept with the largest effect: reliance, answers without it, removal."""
+        effects = []
         for way, repair in ways.items():
             if way == "leace":
                 continue
@@ -68,16 +68,16 @@ class HeldOutScores:
                 scores = _from_features(self.model, repair.apply(self.collected), self.mode)
             else:
                 scores = without(self.model, repair).logits(self.images)[self.mode]
-            found.append((reliance(self.scores, scores, self.labels, way), scores.argmax(dim=1)))
-        return max(found, key=lambda pair: max(pair[0].lost, pair[0].changed))
+            effects.append((reliance(self.scores, scores, self.labels, way), scores.argmax(dim=1), repair))
+        return max(effects, key=lambda effect: max(effect[0].lost, effect[0].changed))
 
     @property
     def worst_group(self) -> tuple[str, float] | None:
-        """The group of class and value with the fewest right answers; None where no values are known."""
-        found = Evaluation(
+        """The group of class and value with the lowest accuracy; None where no values are known."""
+        groups = Evaluation(
             self.model.classes, self.labels, {self.mode: self.answers}, {}, groups=group_names(self.images)
         ).per_group()
-        return min(found.items(), key=lambda pair: pair[1]) if found else None
+        return min(groups.items(), key=lambda pair: pair[1]) if groups else None
 
 
 @torch.no_grad()
@@ -86,5 +86,5 @@ def _from_features(model: Model, features: Tensor, mode: str) -> Tensor:
 
 
 def without(model: Model, repair: Repair) -> Model:
-    """A model with something removed from its image feature, as it is: nothing is trained again."""
+    """A model with something removed from its image feature, without training again."""
     return model.corrected(repair.correction(after=model.clip.correction))

@@ -1,17 +1,19 @@
-"""Auditing a dataset or a run: the images themselves, the concepts, and what a model relies on.
+"""`dear audit`: image properties and concepts associated with the labels, and what a model relies on.
 
-First the images: properties that tell a class without looking at what it shows. Then concepts, in the
-features of a backbone. A model is tested on held-out images only: what it answers for images it was trained
-on says nothing.
+Image properties need no model. Concepts are measured in the features of a backbone. A model is tested on
+held-out images only: its answers for training images do not show what it relies on.
 """
 
 from __future__ import annotations
 
+import os
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,298 +29,421 @@ from dear.heads.concept_words import Concept, find_concept, known_concepts, read
 from dear.heads.roles import RoleMap
 from dear.images.names import find_images
 from dear.methods.base import Method
-from dear.runs.folder import load_run
-from dear.runs.images import run_images
+from dear.runs.images import run_images, training_images
+from dear.runs.model import Model
+from dear.shortcuts.removal import Repair
 from dear.shortcuts.without import role_map, ways_to_remove
-from dear.tasks.audit.concepts import (
-    ABOUT_CLASSES,
+from dear.tasks.audit.concepts import Association, associate, explain_away, judge
+from dear.tasks.audit.findings import (
     ASSOCIATED,
-    EXPLAINED,
-    NONE,
-    SHORTCUT,
-    UNUSED,
-    Association,
+    ConceptFinding,
     Finding,
-    associate,
-    explain_away,
-    judge,
+    PropertyFinding,
+    sort_findings,
 )
-from dear.tasks.audit.photos import PhotoAudit, edit_tests, look_at_images
+from dear.tasks.audit.photos import ImageCheck, check_properties, edit_tests
 from dear.tasks.audit.reliance import HELD_OUT, INSIDE, HeldOutScores
 from dear.utils.files import PathLike
 from dear.utils.notices import note
 from dear.utils.progress import Progress, silent
 from dear.utils.text import fill_template
 
-_ORDER = (SHORTCUT, ASSOCIATED, EXPLAINED, UNUSED, ABOUT_CLASSES, NONE)
-
-
-@dataclass(frozen=True)
-class AuditOptions:
-    """What to audit, and how."""
-
-    concepts: tuple[str, ...] = ()  #: in words; empty: the twelve
-    #: folders of images that show a concept: one with a folder per value, or one folder per value
-    examples: tuple[str, ...] = ()
-    roles: PathLike | RoleMap | None = None  #: None: the backbone's own, where it has one
-    backbone: PathLike | Clip | None = None  #: what `dear.load` takes; for a run: only if it moved
-    shots: int | None = None  #: images per class; None or 0: all
-    seed: int = 1  #: of the draw and of the permutations
-    split: str = "train"  #: of the audited images; a model is tested on others
-    template: str | None = None  #: prompt with `{}`; None: the dataset's
-    root: PathLike | None = None  #: folder of the benchmarks, for the name of a benchmark
-    mode: str | None = None  #: of a method with several; None: its usual one
-    device: str = "auto"
-    photos: bool = True  #: look at the images themselves
-
-    def open(self, data: PathLike, split: str) -> ImageSet:
-        """A split of the data."""
-        return open_data(data, split, root=self.root, template=self.template)
-
-    def load(self) -> Clip:
-        """The backbone."""
-        if isinstance(self.backbone, Clip):
-            return self.backbone
-        return load("mini" if self.backbone is None else self.backbone, device=pick_device(self.device))
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """What an audit found."""
+    """The result of an audit: one list of findings, and the evidence behind them."""
 
-    findings: tuple[Finding, ...]  #: one per concept, suspected shortcuts first, then by association
-    images: ImageSet  #: that were looked at
-    clip: Clip | None  #: the backbone; None where the images alone were looked at
-    method: Method | None = None  #: the model that was tested; None for data alone
+    findings: tuple[Finding, ...]  #: image properties and concepts, those to act on first
+    images: ImageSet  #: the audited images
+    clip: Clip | None = None  #: the backbone; None where only image properties were measured
+    model: Model | None = None  #: the tested model; None for data alone
     roles: RoleMap | None = None  #: the role map, where there is one
-    held_out: ImageSet | None = None  #: what the model was tested on; None: its training images
+    held_out: ImageSet | None = None  #: test images of the model; None: it was tested on the audited images
+    answers: Tensor | None = None  #: the model's answers [m] for the test images
     without: Mapping[str, Tensor] = field(default_factory=dict)  #: per concept, the answers [m] without it
-    answers: Tensor | None = None  #: the model's answers [m] for the images it was tested on
+    removals: Mapping[str, Repair] = field(default_factory=dict)  #: per concept, the removal behind `without`
     #: name and accuracy of the worst group of class and value among held-out images, where values are known
     worst_group: tuple[str, float] | None = None
-    photos: PhotoAudit | None = None  #: what the images themselves show; None: not looked at
+    check: ImageCheck | None = None  #: properties of the images; None: not measured
+    run: str | None = None  #: the run and the data by name, for `next_steps`
+    data: str | None = None
+    backbone: str | None = None
+
+    @property
+    def concepts(self) -> tuple[ConceptFinding, ...]:
+        """The findings that are concepts."""
+        return tuple(one for one in self.findings if isinstance(one, ConceptFinding))
+
+    @property
+    def properties(self) -> tuple[PropertyFinding, ...]:
+        """The findings that are image properties."""
+        return tuple(one for one in self.findings if isinstance(one, PropertyFinding))
 
     @property
     def suspects(self) -> tuple[Finding, ...]:
-        """Suspected shortcuts; for data alone, concepts that a model may learn as one."""
-        wanted = (SHORTCUT,) if self.answers is not None else (SHORTCUT, ASSOCIATED)
-        return tuple(finding for finding in self.findings if finding.verdict in wanted)
+        """Suspected shortcuts; for data alone, what a model may learn as one."""
+        return tuple(one for one in self.findings if one.suspected)
+
+    @property
+    def verdict(self) -> str:
+        """The result in one sentence."""
+        names = ", ".join(one.name for one in self.suspects)
+        if self.model is not None:
+            return f"Suspected shortcuts: {names}." if names else "No shortcut is suspected."
+        if names:
+            return f"Associated with the labels: {names}. A model trained on these images may rely on it."
+        return "No image property or concept is suspiciously associated with the labels."
 
     @property
     def removable(self) -> tuple[str, ...]:
-        """What can be removed of what was found: kinds of properties, then concepts."""
-        photos = self.photos
-        used = [] if photos is None else [one for one in photos.shortcuts if one.kind]
-        if photos is not None and photos.causal:
-            relied = {name for name, test in photos.causal.items() if test.relies}
-            used = [one for one in used if one.class_name in relied]
-        concepts = [one.association.concept.lower() for one in self.suspects]
-        return tuple(dict.fromkeys([*(one.kind for one in used), *concepts]))
+        """What `--without` takes to remove the suspects."""
+        return tuple(dict.fromkeys(one.removable for one in self.suspects if one.removable))
+
+    @property
+    def next_steps(self) -> dict[str, str]:
+        """Commands that remove the suspects, by what they do."""
+        if not self.removable or (self.run is None and self.data is None):
+            return {}
+        names = shlex.quote(",".join(self.removable))
+        weights = "" if self.backbone is None else f" --backbone {shlex.quote(self.backbone)}"
+        if self.run is None:
+            data = shlex.quote(str(self.data))
+            return {
+                "Train with it removed:": f"dear adapt --data {data}{weights} --without {names} --out run"
+            }
+        target = shlex.quote(f"{self.run.rstrip('/')}-repaired")
+        command = f"dear repair {shlex.quote(self.run)} --without {names}{weights} --out {target}"
+        return {"Train the same model without it, and compare:": command}
 
     def report(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        rows = []
-        for finding in self.findings:
-            about, used = finding.association, finding.reliance
-            rows.append(
-                {
-                    "concept": about.concept,
-                    "verdict": finding.verdict,
-                    "sentence": finding.sentence,
-                    "explained_by": finding.explained_by or None,
-                    "information": about.information,
-                    "expected": about.expected,
-                    "natural": about.natural,
-                    "p_value": about.p_value,
-                    "about_the_classes": about.about,
-                    "values": list(about.words),
-                    "images": dict(zip(self.images.classes, about.table.tolist(), strict=True)),
-                    "heads": [list(head) for head in finding.heads],
-                    "answers_changed": None if used is None else used.changed,
-                    "margin": None if used is None else used.margin,
-                    "margin_without": None if used is None else used.margin_without,
-                }
-            )
         worst = self.worst_group
         return {
             "data": self.images.name,
             "images": len(self.images),
+            "classes": list(self.images.classes),
             "held_out": None if self.held_out is None else len(self.held_out),
             "backbone": None if self.clip is None else self.clip.name,
-            "method": None if self.method is None else self.method.name,
-            "suspected": [finding.association.concept for finding in self.suspects],
-            "photos": None if self.photos is None else self.photos.report(),
-            "concepts": rows,
+            "method": None if self.model is None else self.model.method.name,
+            "verdict": self.verdict,
+            "suspected": [one.name for one in self.suspects],
+            "findings": [one.report() for one in self.findings],
+            **({} if self.check is None else self.check.report()),
             **({} if worst is None else {"worst_group": {"group": worst[0], "accuracy": worst[1]}}),
+            "next": list(self.next_steps.values()),
         }
+
+    def to_frame(self, per_image: bool = False) -> pd.DataFrame:
+        """The findings as a table, or with `per_image` one row per image and issue.
+
+        Issues are image properties (of every image of the class, with its value), near duplicates, and
+        answers that change without a suspected concept. The column `image` is the image's key in its set.
+        """
+        import pandas as pd
+
+        if not per_image:
+            columns = ("kind", "name", "verdict", "suspected", "strength", "without", "sentence")
+            rows = [
+                (
+                    "concept" if isinstance(one, ConceptFinding) else "property",
+                    *(one.name, one.verdict, one.suspected, one.strength, one.removable, one.sentence),
+                )
+                for one in self.findings
+            ]
+            return pd.DataFrame(rows, columns=list(columns))
+        return pd.DataFrame(self._issues(), columns=["image", "class", "issue", "finding", "detail"])
+
+    def _issues(self) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = []
+        classes, labels = self.images.classes, self.images.labels.tolist()
+        for one in self.properties:
+            values = None if self.check is None else self.check.measured.find_column(one.shortcut.name)
+            rows += [
+                (self.images.key(place), classes[label], "property", one.name,
+                 "" if values is None else float(values[place]))
+                for place, label in enumerate(labels)
+                if label == one.shortcut.label
+            ]  # fmt: skip
+        for pair in () if self.check is None else self.check.duplicates:
+            rows.append((pair.first, "", "near duplicate", pair.where, pair.second))
+        for concept in self.concepts:
+            for place in self.changed_places(concept) if concept.suspected else ():
+                assert self.model is not None
+                images = self.held_out or self.images
+                answer = self.model.classes[int(self.without[concept.name][place])]
+                truth = images.classes[int(images.labels[place])]
+                rows.append((images.key(place), truth, "answer changes without", concept.name, answer))
+        return rows
+
+    def changed_places(self, finding: ConceptFinding) -> list[int]:
+        """Indices of the tested images whose answer changes without a concept, wrong answers first."""
+        after = self.without.get(finding.name)
+        if after is None or self.answers is None or self.model is None:
+            return []
+        images = self.held_out or self.images
+        truth = [images.classes[label] for label in images.labels.tolist()]
+        answers = [self.model.classes[label] for label in self.answers.tolist()]
+        changed: list[int] = (after != self.answers).nonzero().flatten().tolist()
+        return sorted(changed, key=lambda place: answers[place] == truth[place])
+
+    def write_page(self, path: PathLike, progress: Progress | None = None) -> None:
+        """Write the page with the evidence; for a model also a second page that explains changed answers."""
+        from dear.tasks.audit.page import write_pages
+
+        write_pages(self, path, progress or silent)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from dear.tasks.audit.page import summary_html
+
+        return summary_html(self)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """How the audited images are examined."""
+
+    concept: tuple[Concept, ...]
+    examples: ImageSet | None
+    roles: PathLike | RoleMap | None
+    seed: int
+    mode: str | None
+    properties: bool
 
 
 def audit(
-    data: PathLike | ImageSet,
-    run: PathLike | Method | None = None,
-    options: AuditOptions | None = None,
-    progress: Progress | None = None,
+    run: PathLike | Model | Method | None = None,
+    data: PathLike | ImageSet | None = None,
+    *,
+    concept: str | Sequence[str] = (),
+    examples: PathLike | Sequence[PathLike] = (),
+    roles: PathLike | RoleMap | None = None,
+    split: str = "train",
+    shots: int = 0,
+    seed: int = 1,
+    mode: str | None = None,
+    out: PathLike | None = None,
+    data_root: PathLike | None = None,
+    template: str | None = None,
+    backbone: PathLike | Clip | None = None,
+    device: str = "auto",
     held_out: ImageSet | None = None,
+    properties: bool = True,
+    progress: Progress | None = None,
 ) -> Audit:
-    """Look at the images themselves, then ask for each concept whether it is a shortcut.
+    """Find shortcuts in a dataset, and those that a model relies on.
 
     Args:
-        data: what `open_data` takes, or an image set: the training images.
-        run: run folder or method to test; None: the data alone.
-        options: which concepts, on which images.
+        run: run folder, model or method to test; None: the data alone.
+        data: what `open_data` takes, or an image set; None: the images that the run was trained on.
+        concept: concepts to examine, by name or as "name: value, value"; empty: the known ones.
+        examples: folders of images that show the values of a concept: one with a folder per value, or one
+            folder per value.
+        roles: role map; None: that of the backbone, where it has one.
+        split: of `data`; a model is tested on the test split where this is "train".
+        shots: images per class; 0: all.
+        seed: of the draw and of the permutations.
+        mode: of a method with several modes; None: its default mode.
+        out: where to write the page; None: nowhere.
+        data_root: folder of the benchmarks, for the name of a benchmark.
+        template: prompt with `{}`; None: the dataset's.
+        backbone: needed to examine concepts without a run; for a run whose backbone moved.
+        device: "auto", "cpu", "cuda", …
+        held_out: images to test the model on; None: the test split.
+        properties: also measure properties of the images.
         progress: called with (stage, done, total).
-        held_out: images to test the model on; None: the test split of `data`, where that is a name.
 
     Raises:
-        DearError: anything a user can correct, in one sentence.
+        DearError: anything a user can correct.
+
+    Example:
+        >>> audit(data="photos/").to_frame()                       # doctest: +SKIP
+        >>> audit("run", concept="background: lab bench, outdoors").write_page("audit.html")  # doctest: +SKIP
     """
-    options, progress = options or AuditOptions(), progress or silent
-    wanted = [find_concept(text) for text in options.concepts]
-    images = data if isinstance(data, ImageSet) else options.open(data, options.split)
-    if held_out is None and not isinstance(data, ImageSet):
-        held_out = _held_out(data, images, options)
-    if options.shots:
-        images = few_shot(images, options.shots, options.seed)
+    report = progress or silent
+    concepts = tuple(find_concept(text) for text in ([concept] if isinstance(concept, str) else concept))
+    folders = [examples] if isinstance(examples, str | os.PathLike) else list(examples)
+    model = None if run is None else Model.of(run, backbone, pick_device(device))
+    images, tests = _open(model, data, split, data_root, template)
+    held_out = tests if held_out is None else held_out
+    if shots:
+        images = few_shot(images, shots, seed)
     if len(images.classes) < 2:
         raise UsageError(f"{images.name}: has one class; an audit needs at least two")
-    method = run if run is None or isinstance(run, Method) else _load_run(run, options)
-    if method is None and options.backbone is None and not _drawn(images):
-        if wanted or options.examples:
-            raise UsageError("concepts are seen by a backbone; name one", hint="backbone")
-        photos = look_at_images(images, held_out, progress)
-        return Audit((), images, None, held_out=held_out, photos=photos)
-    clip = options.load() if method is None else method.clip
-    _estimate(clip, images, held_out, method)
-    return _audit(images, held_out, clip, method, wanted, options, progress)
+    settings = _Settings(concepts, _open_examples(folders), roles, seed, mode, properties)
+    names = {
+        "run": os.fspath(run) if isinstance(run, str | os.PathLike) else None,
+        "data": os.fspath(data) if isinstance(data, str | os.PathLike) else None,
+        "backbone": os.fspath(backbone) if isinstance(backbone, str | os.PathLike) else None,
+    }
+    if model is None and backbone is None and not _is_world(images):
+        if concepts or folders:
+            raise UsageError("concepts are measured with a backbone; name one", hint="backbone")
+        result = _with_properties(Audit((), images, held_out=held_out), None, settings, report)
+    else:
+        clip = _load_backbone(backbone, device) if model is None else model.clip
+        _estimate(clip, images, held_out, model)
+        result = _audit_concepts(images, held_out, clip, model, settings, report)
+    result = replace(result, **names)
+    if out is not None:
+        result.write_page(out, report)
+    return result
 
 
-def audit_run(run: str, options: AuditOptions | None = None, progress: Progress | None = None) -> Audit:
-    """The audit of a run on the images it was trained on, tested on the test images of the same data."""
-    options = options or AuditOptions()
-    held_out = None
-    if options.split == "train":
-        try:
-            held_out = run_images(run, "test")
-        except DataError:
-            note(f"{run}: its data has no test images")
-    return audit(run_images(run, options.split), run, options, progress, held_out)
+def _open(
+    model: Model | None,
+    data: PathLike | ImageSet | None,
+    split: str,
+    data_root: PathLike | None,
+    template: str | None,
+) -> tuple[ImageSet, ImageSet | None]:
+    """The images to audit, and the test images of the same data, where there are others."""
+    if isinstance(data, ImageSet):
+        return data, None
+    if data is None:
+        if model is None:
+            raise UsageError("name a run folder, or images with --data")
+        if model.spec is None:
+            raise UsageError("the model does not name its training images; pass data")
+        if split != "train":
+            return run_images(model.spec, split), None
+        images, open_tests = training_images(model.spec), partial(run_images, model.spec)
+    else:
+        images = open_data(data, split, root=data_root, template=template)
+        if split != "train":
+            return images, None
+        open_tests = partial(open_data, data, root=data_root, template=template)
+    try:
+        tests = open_tests(split="test")
+    except DataError:
+        if model is not None:
+            note(f"{images.name}: has no test images; the model is tested on the audited images")
+        return images, None
+    return images, tests if len(tests) and tuple(tests.classes) == tuple(images.classes) else None
 
 
-def _audit(
+def _audit_concepts(
     images: ImageSet,
     held_out: ImageSet | None,
     clip: Clip,
-    method: Method | None,
-    wanted: list[Concept],
-    options: AuditOptions,
+    model: Model | None,
+    settings: _Settings,
     progress: Progress,
 ) -> Audit:
     """The audit with a backbone: every image runs through it once."""
-    roles = role_map(options.roles, clip)
+    roles = role_map(settings.roles, clip)
     layers = clip.config.vision.last_third if roles is None else roles.layers
-    seen = collect(clip, images, layers, progress=lambda done: progress("images", done, len(images)))
+    collected = collect(clip, images, layers, progress=lambda done: progress("images", done, len(images)))
     tested = None
-    if method is not None:
-        tested = HeldOutScores.of(method, held_out or images, layers, options.mode, progress)
-    shown = _examples(options.examples)
-    found = _associations(clip, images, seen, wanted, shown, options.seed)
-    findings, without = [], {}
-    for number, (concept, association, _) in enumerate(found):
+    if model is not None:
+        tested = HeldOutScores.of(model.method, held_out or images, layers, settings.mode, progress)
+    measured = _associations(clip, images, collected, settings)
+    findings, without, removals = list[ConceptFinding](), dict[str, Tensor](), dict[str, Repair]()
+    for number, (concept, association, _) in enumerate(measured):
         heads = () if roles is None or concept.role is None else roles.select(concept=concept.role)
-        finding = judge(association, None, heads, len(found), images.classes)
+        finding = judge(association, None, heads, len(measured), images.classes)
         if tested is not None and (tested.quick or finding.verdict == ASSOCIATED):
-            ways = ways_to_remove(clip, concept, seen, roles, None if concept.words else shown)
-            used, without[concept.name] = tested.without(ways)
-            finding = judge(association, used, heads, len(found), images.classes)
+            examples = None if concept.words else settings.examples
+            ways = ways_to_remove(clip, concept, collected, roles, examples)
+            reliance, answers, removals[concept.name] = tested.without(ways)
+            without[concept.name] = answers
+            finding = judge(association, reliance, heads, len(measured), images.classes)
         findings.append(finding)
-        progress("concepts", number + 1, len(found))
-    spans = {concept.name: directions for concept, _, directions in found}
-    judged = explain_away(findings, spans, seen.features, images.labels, options.seed)
-    order = sorted(judged, key=lambda one: (_ORDER.index(one.verdict), -one.association.excess))
-    photos = None
-    if options.photos and not _drawn(images):
-        photos = look_at_images(images, held_out, progress)
-        if tested is not None and held_out is not None and photos.shortcuts:
-            causal = edit_tests(photos, tested.model, images, held_out, options.mode, progress)
-            photos = replace(photos, causal=causal)
-    result = Audit(tuple(order), images, clip, None, roles, held_out, without, photos=photos)
-    if tested is None:
+        progress("concepts", number + 1, len(measured))
+    spans = {concept.name: directions for concept, _, directions in measured}
+    judged = explain_away(findings, spans, collected.features, images.labels, settings.seed)
+    result = Audit(sort_findings(list(judged)), images, clip, model, roles, held_out)
+    if tested is not None:
+        result = replace(
+            result, model=tested.model, answers=tested.answers, without=without, removals=removals
+        )
+        if held_out is not None:
+            result = replace(result, held_out=tested.images, worst_group=tested.worst_group)
+    if not settings.properties or _is_world(images):
         return result
-    result = replace(result, method=tested.model.method, answers=tested.answers)
-    if held_out is None:
-        return result
-    return replace(result, held_out=tested.images, worst_group=tested.worst_group)
+    return _with_properties(result, held_out, settings, progress)
+
+
+def _with_properties(
+    result: Audit, held_out: ImageSet | None, settings: _Settings, progress: Progress
+) -> Audit:
+    """The audit with properties of the images, tested by edits of held-out images where there is a model."""
+    images = result.images
+    held_out = held_out or result.held_out
+    check = check_properties(images, held_out, progress)
+    shortcuts, tests = check.search.shortcuts, {}
+    if result.model is not None and held_out is not None and shortcuts:
+        tests = edit_tests(shortcuts, result.model, images, held_out, settings.mode, progress)
+    findings = [PropertyFinding(one, tests.get(one.class_name)) for one in shortcuts]
+    return replace(result, check=check, findings=sort_findings([*findings, *result.findings]))
 
 
 def _associations(
-    clip: Clip, images: ImageSet, seen: Collected, wanted: list[Concept], shown: ImageSet | None, seed: int
+    clip: Clip, images: ImageSet, collected: Collected, settings: _Settings
 ) -> list[tuple[Concept, Association, Tensor]]:
-    """Every concept with its association and the features of its values; that of `shown` has no words."""
+    """Every concept with its association and the features of its values; that of examples has no words."""
     texts = clip.encode_text([fill_template(images.template, name) for name in images.classes]).float().cpu()
-    concepts = wanted
-    if not wanted and shown is None:
+    concepts, examples, seed = list(settings.concept), settings.examples, settings.seed
+    if not concepts and examples is None:
         concepts = [one for one in known_concepts().values() if len(readable_words(clip, one.words)) > 1]
-    found = []
+    measured = []
     for concept in concepts:
         words, values = value_features(clip, concept)
-        association = associate(concept.name, words, values, seen.features, images.labels, texts, seed=seed)
-        found.append((concept, association, values))
-    if shown is not None:
-        features = collect(clip, shown, clip.config.vision.last_third[-1:]).features
+        association = associate(
+            concept.name, words, values, collected.features, images.labels, texts, seed=seed
+        )
+        measured.append((concept, association, values))
+    if examples is not None:
+        features = collect(clip, examples, clip.config.vision.last_third[-1:]).features
         center = features.mean(dim=0)
-        means = [features[shown.labels == value].mean(dim=0) for value in shown.labels.unique()]
-        values, centered = torch.stack(means) - center, seen.features - center
-        association = associate("examples", shown.classes, values, centered, images.labels, texts, seed=seed)
-        found.append((Concept("examples", ()), association, values))
-    return found
+        means = [features[examples.labels == value].mean(dim=0) for value in examples.labels.unique()]
+        values, centered = torch.stack(means) - center, collected.features - center
+        association = associate(
+            "examples", examples.classes, values, centered, images.labels, texts, seed=seed
+        )
+        measured.append((Concept("examples", ()), association, values))
+    return measured
 
 
-def _examples(folders: Sequence[str]) -> ImageSet | None:
+def _open_examples(folders: Sequence[PathLike]) -> ImageSet | None:
     """Images by value: from one folder with a folder per value, or from one folder per value."""
     if not folders:
         return None
     for folder in folders:
         if not Path(folder).is_dir():
-            raise UsageError(f"{folder}: no such folder of examples")
+            raise UsageError(f"{os.fspath(folder)}: no such folder of examples")
     if len(folders) == 1:
         return open_folder(folders[0], "all")
-    files = [(path, value) for value, folder in enumerate(folders) for path in find_images([folder])]
+    files = [(path, value) for value, folder in enumerate(folders) for path in find_images([str(folder)])]
     names = tuple(Path(folder).name or str(folder) for folder in folders)
     labels = torch.tensor([value for _, value in files])
     return ListedImages(tuple(path for path, _ in files), labels, names, name="examples")
 
 
-def _estimate(clip: Clip, images: ImageSet, held_out: ImageSet | None, method: Method | None) -> None:
-    """Say how long the audit takes about, where that is more than a few seconds."""
+def _load_backbone(backbone: PathLike | Clip | None, device: str) -> Clip:
+    if isinstance(backbone, Clip):
+        return backbone
+    return load("mini" if backbone is None else backbone, device=pick_device(device))
+
+
+def _estimate(clip: Clip, images: ImageSet, held_out: ImageSet | None, model: Model | None) -> None:
+    """Announce how long the audit takes, where that is more than a few seconds."""
     few = images.subset(range(min(8, len(images))))
     start = time.perf_counter()
     collect(clip, few, clip.config.vision.last_third)
     each = (time.perf_counter() - start) / len(few)
     count = len(images)
-    if method is not None and held_out is not None:
+    if model is not None and held_out is not None:
         count += min(HELD_OUT, len(held_out))
-    if method is not None and method.cut != "feature":
+    if model is not None and model.method.cut != "feature":
         count += 3 * INSIDE
     if count * each > 5:
         note(f"{count} images to run through {clip.name}: about {count * each:.0f} s")
 
 
-def _held_out(data: PathLike, images: ImageSet, options: AuditOptions) -> ImageSet | None:
-    """The test split of the data, where it has one that is not audited itself."""
-    if options.split != "train":
-        return None
-    try:
-        found = options.open(data, "test")
-    except DataError:
-        return None
-    same = tuple(found.classes) == tuple(images.classes)
-    return found if len(found) and same else None
-
-
-def _load_run(run: PathLike, options: AuditOptions) -> Method:
-    return load_run(run, options.backbone, pick_device(options.device))
-
-
-def _drawn(images: ImageSet) -> bool:
-    """Whether these are the world's images, which the embedded backbone sees."""
+def _is_world(images: ImageSet) -> bool:
+    """Whether these are images of the attribute world, for which the embedded backbone was trained."""
     return not isinstance(images, FileImages) and images.name.startswith("world:")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dear.heads.roles import RoleMap
 from dear.report.page import Thumbnail
-from dear.tasks.audit.concepts import Finding
+from dear.tasks.audit.findings import ConceptFinding
 from dear.tasks.explain.page import ImageFacts
 from dear.tasks.run_report.facts import Compared, RunFacts
 
@@ -85,7 +85,7 @@ class ShortcutFacts:
 
     images: int  #: number of training images
     groups: int  #: number of groups of class and place in the test
-    findings: tuple[Finding, ...]  #: of the audit, suspects first
+    findings: tuple[ConceptFinding, ...]  #: of the audit, suspects first
     concept: str  #: what was removed
     heads: int  #: number of heads removed
     #: "accuracy" and "worst_group" of the run, of the repaired run, and of runs without random heads

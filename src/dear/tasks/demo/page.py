@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dear.report import figures
 from dear.report.headmap import head_map, kind_meanings
 from dear.report.page import MODE_TERMS, Table, percent, render
-from dear.tasks.audit.concepts import SHORTCUT
+from dear.tasks.audit.findings import SHORTCUT
 from dear.tasks.demo.facts import (
     AccuracyRow,
     DemoFacts,

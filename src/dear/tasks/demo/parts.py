@@ -18,7 +18,7 @@ from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.shortcuts.without import Without
 from dear.tasks.adapt import adapt
-from dear.tasks.audit.task import AuditOptions, audit_run
+from dear.tasks.audit.task import audit
 from dear.tasks.demo.facts import FocusFacts, ShortcutFacts, TaskFacts
 from dear.tasks.evaluate import evaluate_run
 from dear.tasks.explain.page import ImageFacts
@@ -85,7 +85,7 @@ def shortcut_parts(
     model = adapt(SHORTCUT, run, spec, backbone=clip, roles=roles, resume=True)
     test = open_data(SHORTCUT, "test")
     test = _first(test, group_names(test) or (), size.per_group)
-    found = audit_run(str(run), AuditOptions(backbone=clip, roles=roles, shots=SHOTS, seed=SEED))
+    found = audit(run, backbone=clip, roles=roles, seed=SEED)
     fixed = repair_run(run, Without.of(CONCEPT.lower(), way="heads"), test=test, roles=roles, backbone=clip)
     assert fixed.comparison is not None
     before, after = evaluate_run(model, test), evaluate_run(fixed.trained, test)
@@ -93,7 +93,7 @@ def shortcut_parts(
     facts = ShortcutFacts(
         images=len(found.images),
         groups=len(set(before.groups or ())),
-        findings=found.findings,
+        findings=found.concepts,
         concept=CONCEPT,
         heads=len(roles.select(concept=CONCEPT)),
         untouched=fixed.comparison.untouched,

@@ -12,7 +12,7 @@ from typing import Any
 
 from dear.clip.factory import load
 from dear.report.page import percent
-from dear.tasks.audit.concepts import SHORTCUT
+from dear.tasks.audit.findings import SHORTCUT
 from dear.tasks.demo.facts import DemoFacts, FocusFacts, RetrievalFacts, ShortcutFacts, TaskFacts
 from dear.tasks.demo.heads import known_images, retrieval_facts, truth_rows
 from dear.tasks.demo.page import shortcut_rows, write_demo_page
