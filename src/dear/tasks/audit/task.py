@@ -274,11 +274,6 @@ def audit(
     if len(images.classes) < 2:
         raise UsageError(f"{images.name}: has one class; an audit needs at least two")
     settings = _Settings(concepts, _open_examples(folders), roles, seed, mode, properties)
-    names = {
-        "run": os.fspath(run) if isinstance(run, str | os.PathLike) else None,
-        "data": os.fspath(data) if isinstance(data, str | os.PathLike) else None,
-        "backbone": os.fspath(backbone) if isinstance(backbone, str | os.PathLike) else None,
-    }
     if model is None and backbone is None and not _is_world(images):
         if concepts or folders:
             raise UsageError("concepts are measured with a backbone; name one", hint="backbone")
@@ -287,10 +282,15 @@ def audit(
         clip = _load_backbone(backbone, device) if model is None else model.clip
         _estimate(clip, images, held_out, model)
         result = _audit_concepts(images, held_out, clip, model, settings, report)
-    result = replace(result, **names)
+    result = replace(result, run=_name(run), data=_name(data), backbone=_name(backbone))
     if out is not None:
         result.write_page(out, report)
     return result
+
+
+def _name(value: object) -> str | None:
+    """What a command line takes; None for an object in memory."""
+    return os.fspath(value) if isinstance(value, str | os.PathLike) else None
 
 
 def _open(
