@@ -23,7 +23,7 @@ from dear.data import open_data
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.tasks.adapt import adapt
-from dear.tasks.evaluate import evaluate_run
+from dear.tasks.evaluate import evaluate
 
 METHODS = ("dear", "coop", "clip-adapter", "purify", "maple")
 
@@ -52,7 +52,7 @@ def main() -> None:
             method = METHODS[number % len(METHODS)]
             adapt(part, run, method=method, backbone=clip, shots=2, seed=number, recipe={"epochs": 1})
             model = load_run(run, clip)
-            evaluate_run(model, few)
+            evaluate(model, few)
             for _ in range(10):
                 Model.of(model).answers(asked, top=2)
             shutil.rmtree(run)

@@ -174,8 +174,10 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
 def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> list[dict[str, Any]]:
     """One row per method: what cross-validation found, and whether `dear choose` named it."""
     began = time.process_time()
-    spec = Spec().changed(seed=seed, roles=task.roles)
-    found = choose(task.images(seed), methods, spec, minutes=minutes, clip=task.clip)
+    found = choose(
+        task.images(seed), methods=methods, shots=0, seed=seed, roles=task.roles, minutes=minutes,
+        backbone=task.clip,
+    )  # fmt: skip
     spent = time.process_time() - began
     later = None if found.pick_for_new is None else found.pick_for_new.method
     return [

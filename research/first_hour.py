@@ -100,7 +100,7 @@ def answers(
 
     from dear.runs.feature_cache import FeatureCache
     from dear.tasks.adapt import adapt
-    from dear.tasks.evaluate import evaluate_run
+    from dear.tasks.evaluate import evaluate
 
     wanted = options.methods.split(";")
     features, known = (FeatureCache().image_features(clip, images).double() for images in (train, test))
@@ -140,7 +140,7 @@ def answers(
             train, backbone=clip, method=method, seed=seed, roles=roles, recipe=recipe, calibrate=False
         )
         spent = time.perf_counter() - began
-        found = evaluate_run(run.method, test)
+        found = evaluate(run.method, test)
         yield name, found.accuracy[run.method.pick_mode(None)], run.steps, spent
 
 
@@ -168,7 +168,7 @@ def main() -> None:
         os.environ["DEAR_CACHE"] = str(Path(place) / "cache")
         import dear
         from dear.tasks.adapt import adapt
-        from dear.tasks.evaluate import evaluate_run
+        from dear.tasks.evaluate import evaluate
         from dear.tasks.retrieve import retrieve
 
         data = (
@@ -182,13 +182,13 @@ def main() -> None:
 
         def probe() -> None:
             run = adapt(data, backbone=clip, method="linear-probe")
-            accuracy.append(evaluate_run(run, data).accuracy["default"])
+            accuracy.append(evaluate(run, data).accuracy["default"])
 
         model = adapt(data, backbone=clip, shots=4, recipe={"epochs": 1}, calibrate=False).method
         query = next(data.rglob("*.jpg"))
         for title, work in (
             ("linear probe, fitted, calibrated and tested", probe),
-            ("evaluate, all images", lambda: evaluate_run(model, data, split="all")),
+            ("evaluate, all images", lambda: evaluate(model, data, split="all")),
             ("retrieve, all images", lambda: retrieve(model, query, data, attribute="color")),
         ):
             for limit in ("0", "2000", "2000"):

@@ -207,12 +207,12 @@ def likeliest(names: list[str], values: list[float], classes: tuple[str, ...]) -
 
 
 def by_evaluate(run: Path, photos: Photos, backbone: str) -> np.ndarray:
-    from dear.tasks.evaluate import evaluate_run
+    from dear.tasks.evaluate import evaluate
 
     images = open_data(photos.folder, "all")
     assert [str(images.path(index)) for index in range(len(images))] == photos.files
     for _ in range(2):  # the second time from the cache
-        found = evaluate_run(run, images, backbone=backbone, device="cpu")
+        found = evaluate(run, images, backbone=backbone, device="cpu")
     mode = next(iter(found.answers))
     names = [found.classes[answer] for answer in found.answers[mode].tolist()]
     return likeliest(names, found.confidence[mode].tolist(), photos.classes)

@@ -145,7 +145,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise UsageError(
                 f"reject = {self.reject}: give a share above 0 and at most 0.5, and leave calibrate on"
             )
-        recipe = {"epochs": self.epochs, "batch": self.batch, "lr": self.lr}
+        recipe = [] if self.recipe is None else [self.recipe]
+        recipe += [] if self.lr is None else [f"lr={self.lr}"]
         self.run_: Model = adapt(
             images,
             method=self.method,
@@ -155,8 +156,12 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             shots=self.shots,
             seed=self.seed,
             template=self.template,
-            recipe={name: value for name, value in recipe.items() if value is not None},
-            preset=self.recipe,
+            recipe=[
+                *([self.recipe] if self.recipe else []),
+                *([f"lr={self.lr}"] if self.lr is not None else []),
+            ],
+            epochs=self.epochs,
+            batch=self.batch,
             options=self.options,
             mode=self.mode,
             without=self.without,

@@ -38,7 +38,7 @@ def test_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             assert status == 0, f"{line}\n{said}"
             count += 1
     assert count >= 12
-    assert (tmp_path / "answers.csv").read_text().startswith("image,class,probability")
+    assert (tmp_path / "answers.csv").read_text().startswith("image,answer,class_1,probability_1")
     assert (tmp_path / "model.onnx").is_file()
 
 

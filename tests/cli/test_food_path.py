@@ -33,7 +33,7 @@ def test_from_folder_to_table_in_four_commands(
     status, said = dear(*words)
     assert status == 0, said
     assert "roles were found on 24 images" in said  # no map of these weights exists anywhere
-    assert "training DeAR on 24 images of 3 classes, 6 held out for testing" in said
+    assert "training DeAR on 24 images of 3 classes, 6 images held out" in said
     assert "accuracy on 6 held-out images:" in said
     assert "before," in said
     assert "(mode fused" in said
@@ -52,17 +52,18 @@ def test_from_folder_to_table_in_four_commands(
     (place / "food" / "apple_pie" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut")
     status, said = dear("predict", "run", "food", "--csv", "answers.csv")
     (place / "food" / "apple_pie" / "broken.jpg").unlink()
-    assert status == 0, said
-    assert said.count("cannot be read:") == 1
+    assert status == 1, said  # an image could not be read
+    assert said.count("broken.jpg") == 1
+    assert "1 of 31" in said
     rows = list(csv.DictReader((place / "answers.csv").open()))
     assert len(rows) == 31
-    assert set(rows[0]) >= {"image", "class", "probability", "error"}
+    assert set(rows[0]) >= {"image", "answer", "class_1", "probability_1", "error"}
     bad = [row for row in rows if row["error"]]
     assert [Path(row["image"]).name for row in bad] == ["broken.jpg"]
-    assert bad[0]["class"] == ""
+    assert bad[0]["answer"] == bad[0]["class_1"] == ""
     good = [row for row in rows if not row["error"]]
-    assert {row["class"] for row in good} <= {"apple pie", "green salad", "tomato soup"}
-    assert all(0 <= float(row["probability"]) <= 1 for row in good)
+    assert {row["answer"] for row in good} <= {"apple pie", "green salad", "tomato soup"}
+    assert all(0 <= float(row["probability_1"]) <= 1 for row in good)
 
 
 def test_a_second_adaptation_uses_the_kept_roles(
@@ -99,23 +100,24 @@ def test_lists_patterns_folders_and_standard_input(
     import io
     import sys
 
-    from dear.cli.predict import _find
+    from dear.cli.predict import _read_list
     from dear.errors import InputError
+    from dear.images.names import find_images
 
     monkeypatch.chdir(place)
-    assert len(_find(["food"])) == 30
-    assert len(_find(["food/*/IMG_000.jpg"])) == 3
-    assert len(_find(["food/**/*.jpg"])) == 30
-    assert _find(["food/apple_pie/IMG_000.jpg", "nowhere.jpg"])[1] == "nowhere.jpg"
+    assert len(find_images(["food"])) == 30
+    assert len(find_images(["food/*/IMG_000.jpg"])) == 3
+    assert len(find_images(["food/**/*.jpg"])) == 30
+    assert find_images(["food/apple_pie/IMG_000.jpg", "nowhere.jpg"])[1] == "nowhere.jpg"
     monkeypatch.setattr(
         sys, "stdin", io.StringIO("food/apple_pie/IMG_000.jpg\n\nfood/apple_pie/IMG_001.jpg\n")
     )
-    assert len(_find(["-"])) == 2
+    assert len(_read_list(["-"])) == 2
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     with pytest.raises(InputError, match="standard input"):
-        _find(["-"])
-    with pytest.raises(InputError, match="pattern"):
-        _find(["food/*.webp"])
+        _read_list(["-"])
+    with pytest.raises(InputError, match="webp"):
+        find_images(["food/*.webp"])
 
 
 def test_adapt_for_programs(place: Path, tmp_path: Path) -> None:

@@ -52,8 +52,8 @@ def test_a_probe_counts_what_it_learned_and_names_new_classes(tmp_path: Path) ->
     metrics = json.loads((tmp_path / "run/metrics.json").read_text())
     width = 128  # of the features of mini
     assert metrics["trainable_parameters"] == 3 * (width + 1)
-    assert f"{3 * (width + 1)} trained parameters" in said
-    before = next(entry["zero_shot"] for entry in metrics.values() if isinstance(entry, dict))
+    assert f"{3 * (width + 1)} learned parameters" in said
+    before = next(entry["zero_shot"] for name, entry in metrics.items() if name.endswith("(held out)"))
     status, said = dear("zeroshot", "--data", str(tmp_path / "photos"), "--json")
     assert before == pytest.approx(json.loads(said[said.index("{") :])["accuracy"])
     status, said = dear("evaluate", run, "--data", str(tmp_path / "others"), "--split", "all")

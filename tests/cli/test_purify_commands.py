@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 import dear
 from dear.cli import build_app
-from dear.cli.options import parse_pairs
 from dear.errors import UsageError
 from dear.methods import ZeroShot
 from dear.methods.options import fit_options
 from dear.methods.purify import PurifyConfig
 from dear.runs.folder import load_run
+from dear.utils.pairs import parse_pairs
 
 PAGE = Path(__file__).parents[2] / "docs/purification.md"
 ADAPT = [

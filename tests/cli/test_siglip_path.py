@@ -43,7 +43,7 @@ def test_strong_dear_on_a_siglip_folder(place: Path, monkeypatch: pytest.MonkeyP
         "--epochs", "3", "--no-calibrate",
     )  # fmt: skip
     assert status == 0, said
-    assert "training DeAR on 24 images of 3 classes, 6 held out" in said
+    assert "training DeAR on 24 images of 3 classes, 6 images held out" in said
     assert read_config(place / "run").preset == "strong"
     status, said = dear("predict", "run", "food", "--csv", str(tmp_path / "answers.csv"))
     assert status == 0, said

@@ -49,7 +49,7 @@ zeroshot --data latin.csv | latin.csv & UTF-8 & byte 11
 zeroshot --data world:textur | world:textur & textures
 zeroshot --data photos --template "a photo" | 'a photo' & {}
 zeroshot --data photos --template "a {} {}" | {} & 2
-zeroshot --data photos --half third | --half third & base & novel
+zeroshot --data photos --half third | 'third' & base & novel
 zeroshot --data photos --device tpu | tpu & cpu & cuda
 zeroshot --data photos --backbone nothing | 'nothing' & mini
 zeroshot --data photos --backbone hollow | hollow: & config.json
@@ -59,9 +59,9 @@ adapt --data photos | --out
 adapt --data one --out x | one: & 'red'
 adapt --data photos --out x --method daer | 'daer' & zeroshot, linear-probe, coop
 adapt --data photos --out x --shots two | --shots
-adapt --data photos --out x --shots -1 | shots = -1
-adapt --data photos --out x --epochs -1 | --epochs -1
-adapt --data photos --out x --set beta | --set beta & NAME=VALUE
+adapt --data photos --out x --shots -1 | shots & -1
+adapt --data photos --out x --epochs -1 | epochs & -1
+adapt --data photos --out x --set beta | 'beta' & NAME=VALUE
 adapt --data photos --out x --set beta=2 | beta = 2 & from 0 to 1
 adapt --data photos --out x --set beta=much | beta = 'much'
 adapt --data photos --out x --set bta=1 | 'bta' & beta
@@ -71,7 +71,7 @@ adapt --data photos --out x --roles nowhere.json | nowhere.json
 adapt --data photos --out x --roles bad.json | bad.json
 adapt --data photos --out x --roles twice.json | twice.json & 'format'
 adapt --data photos --out x --roles other.json | mini & dear roles discover
-adapt --data photos --out x --method coop --roles other.json | --roles & 'coop'
+adapt --data photos --out x --method coop --roles other.json | roles & 'coop'
 adapt --data photos --out run | run: & finished
 adapt --data photos --out half | half: & --resume
 adapt --data photos --out half --resume --shots 2 --seed 2 | epochs, seed
@@ -85,24 +85,24 @@ evaluate cut --data photos | cut/adapter.safetensors
 evaluate moved --data photos | moved: & 'gone-model' & --backbone
 evaluate run --data photos --mode fast | 'fast' & fused, decoupled
 evaluate probe --data world:textures | 'linear-probe' & classes
-predict | run folder & image
+predict | run & image
 predict run nowhere.jpg | nowhere.jpg
 predict run note.jpg | note.jpg & text file
 predict run empty | empty:
-predict run photos/red/0.png --top 0 | --top 0
+predict run photos/red/0.png --top 0 | top & 0
 predict run photos/red/0.png --classes "," | --classes
 predict run photos/red/0.png --classes "cat, cat" | 'cat'
 predict run photos/red/0.png --classes "<|endoftext|>, cat" | <|endoftext|>
 predict run photos/red/0.png --classes note.txt | --classes-file note.txt
 predict run photos/red/0.png --classes-file nowhere.txt | nowhere.txt
 predict run photos/red/0.png --classes-file note.txt --classes "cat, dog" | --classes & --classes-file
-predict --onnx model.onnx photos/red/0.png --top 0 | --top 0
-predict --onnx model.onnx photos/red/0.png --template "my {}" | --template
-predict --onnx model.onnx photos/red/0.png --backbone mini | --backbone
-predict --onnx model.onnx photos/red/0.png --device cuda | --device
-adapt --data photos --out x --epochs 0 | --epochs 0
-adapt --data photos --out x --epochs 2 --recipe epochs=3 | --epochs & --recipe epochs=3
-adapt --data photos --out x --recipe strong --recipe weak | --recipe strong & --recipe weak
+predict --onnx model.onnx photos/red/0.png --top 0 | top & 0
+predict --onnx model.onnx photos/red/0.png --template "my {}" | template
+predict --onnx model.onnx photos/red/0.png --backbone mini | backbone
+predict --onnx model.onnx photos/red/0.png --device cuda | device & cuda
+adapt --data photos --out x --epochs 0 | epochs & 0
+adapt --data photos --out x --epochs 2 --recipe epochs=3 | epochs & 2 & 3
+adapt --data photos --out x --recipe strong --recipe weak | 'strong' & 'weak'
 adapt --data photos --out x --recipe unheard | 'unheard'
 bench base-to-novel --methods coop,vpt --datasets photos --out x --recipe strong | --recipe strong & coop, vpt
 adapt --data photos --out x --recipe rate=3 | 'rate'

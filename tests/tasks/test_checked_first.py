@@ -17,7 +17,7 @@ from dear.data.open import BENCHMARKS
 from dear.errors import DiskError, UsageError
 from dear.tasks import adapt as adapting
 from dear.tasks.adapt import adapt
-from dear.tasks.evaluate import evaluate_run
+from dear.tasks.evaluate import evaluate
 from dear.tasks.retrieve import gallery_of, retrieve
 
 CLIP = tiny_clip(dtype=torch.float32)
@@ -38,7 +38,7 @@ def test_a_wrong_mode_is_refused_before_evaluation() -> None:
     images = Colors()
     images.pixels = never
     with pytest.raises(UsageError, match="'fast'"):
-        evaluate_run(method, images, mode="fast")
+        evaluate(method, images, mode="fast")
 
 
 def test_a_folder_that_cannot_be_written_does_not_lose_the_result(
@@ -50,7 +50,7 @@ def test_a_folder_that_cannot_be_written_does_not_lose_the_result(
     def full(*args: object, **options: object) -> None:
         raise DiskError("run/metrics.json: no space left")
 
-    monkeypatch.setattr("dear.runs.folder.add_metrics", full)
+    monkeypatch.setattr("dear.tasks.evaluate.add_metrics", full)
     told: list[object] = []
     monkeypatch.setattr("dear.cli.evaluate.print_json", told.append)
     status, said = dear("evaluate", run, "--data", photos, "--json")

@@ -20,7 +20,7 @@ from dear.runs.feature_cache import FeatureCache
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.tasks.adapt import adapt
-from dear.tasks.evaluate import evaluate_run
+from dear.tasks.evaluate import evaluate
 from dear.tasks.retrieve import gallery_features
 from dear.train.feed import Feed
 from dear.train.frozen import views_for
@@ -78,8 +78,8 @@ def test_answers_are_those_without_a_cache_and_the_second_time_no_image_is_opene
     ).method
     plain = Model(method).evaluate(open_data(photos, "all"))
     opened.clear()
-    first = evaluate_run(method, photos, split="all")
-    again = evaluate_run(method, photos, split="all")
+    first = evaluate(method, photos, split="all")
+    again = evaluate(method, photos, split="all")
     for found in (first, again):
         for mode in method.modes:
             assert found.answers[mode].tolist() == plain.answers[mode].tolist()
@@ -87,16 +87,16 @@ def test_answers_are_those_without_a_cache_and_the_second_time_no_image_is_opene
     count = len(open_data(photos, "all"))
     assert len(opened) <= count
     opened.clear()
-    evaluate_run(method, photos, split="all")
+    evaluate(method, photos, split="all")
     assert opened == []
 
 
 def test_a_changed_file_is_read_again(photos: Path, opened: list[object]) -> None:
     method = adapt(photos, backbone=CLIP, method="zeroshot", calibrate=False).method
-    evaluate_run(method, photos, split="all")
+    evaluate(method, photos, split="all")
     opened.clear()
     Image.new("RGB", (24, 24), (1, 2, 3)).save(photos / "red" / "0.png")
-    found = evaluate_run(method, photos, split="all")
+    found = evaluate(method, photos, split="all")
     assert len(opened) == 1
     plain = Model(method).evaluate(open_data(photos, "all"))
     torch.testing.assert_close(found.confidence["default"], plain.confidence["default"], atol=1e-5, rtol=0)
@@ -105,8 +105,8 @@ def test_a_changed_file_is_read_again(photos: Path, opened: list[object]) -> Non
 def test_another_training_is_another_answer(photos: Path) -> None:
     settings = {"backbone": CLIP, "roles": mixed_roles(), "recipe": {"epochs": 2, "batch": 4, "lr": 2e-2}}
     one, two = (adapt(photos, seed=seed, **settings).method for seed in (1, 2))
-    evaluate_run(one, photos, split="all")
-    found = evaluate_run(two, photos, split="all").confidence["fused"]
+    evaluate(one, photos, split="all")
+    found = evaluate(two, photos, split="all").confidence["fused"]
     plain = Model(two).evaluate(open_data(photos, "all")).confidence["fused"]
     torch.testing.assert_close(found, plain, atol=1e-5, rtol=0)
 

@@ -59,24 +59,22 @@ def test_every_kind_of_image_gives_the_same_answer(trained: Classifier, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "item"),
     [
-        ([None], "image 0 is missing"),
-        ([3.5], "image 0 is float; give a file, a Pillow image, an array or a tensor"),
-        ([np.zeros((5, 7, 2))], r"image 0: its shape is \[5, 7, 2\]"),
-        (
-            [np.full((5, 5, 3), -1.5)],
-            "must lie between 0 and 1; give the image as it was before normalization",
-        ),
-        ([np.full((5, 5, 3), 300)], "must lie between 0 and 255"),
-        ([torch.zeros(0, 3, 4)], "its shape is"),
-        ("a.jpg", r"give images as a list, \['a.jpg'\]"),
-        (7, "images must come in a list; got int"),
-        (pd.DataFrame({"path": ["a"], "label": ["b"]}), r"give one column of the table, such as X\['path'\]"),
+        ([None], "image 0"),
+        ([3.5], r"image 0 .*float"),
+        ([np.zeros((5, 7, 2))], r"image 0.*\[5, 7, 2\]"),
+        ([np.full((5, 5, 3), -1.5)], r"image 0.*0 and 1"),
+        ([np.full((5, 5, 3), 300)], r"image 0.*255"),
+        ([torch.zeros(0, 3, 4)], r"image 0.*\[0, 3, 4\]"),
+        ("a.jpg", r"\['a.jpg'\]"),
+        (7, "int"),
+        ([b"no image"], "image 0"),
+        (pd.DataFrame({"path": ["a"], "label": ["b"]}), r"X\['path'\]"),
     ],
 )
-def test_what_is_no_image_gets_a_sentence(given: object, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
+def test_what_is_no_image_is_refused_with_its_place(given: object, item: str) -> None:
+    with pytest.raises(InputError, match=item):
         as_images(given)
 
 
@@ -88,32 +86,32 @@ def test_gray_and_transparent_arrays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "sentence"),
+    ("labels", "item"),
     [
-        (["red", None] * 6, "label 1 is missing"),
-        (["red", float("nan")] * 6, "label 1 is missing"),
-        (["red", np.nan] * 6, "label 1 is missing"),
-        (["red", pd.NA] * 6, "label 1 is missing"),
-        (["red", pd.NaT] * 6, "label 1 is missing"),
-        ([1, 2, 3, "four"] * 3, r"several kinds \(number, str\)"),
-        ([True, 2] * 6, r"several kinds \(bool, number\)"),
-        ([1.0, float("nan")] * 6, "label 1 is missing"),
-        (pd.Series(["red", None] * 6), "label 1 is missing"),
-        (["red", 3] * 6, r"several kinds \(number, str\)"),
-        (pd.Series(["red", 3] * 6), r"several kinds \(number, str\)"),
-        (["red"], "12 images but 1 labels"),
+        (["red", None] * 6, "label 1"),
+        (["red", float("nan")] * 6, "label 1"),
+        (["red", np.nan] * 6, "label 1"),
+        (["red", pd.NA] * 6, "label 1"),
+        (["red", pd.NaT] * 6, "label 1"),
+        ([1, 2, 3, "four"] * 3, r"\(number, str\)"),
+        ([True, 2] * 6, r"\(bool, number\)"),
+        ([1.0, float("nan")] * 6, "label 1"),
+        (pd.Series(["red", None] * 6), "label 1"),
+        (["red", 3] * 6, r"\(number, str\)"),
+        (pd.Series(["red", 3] * 6), r"\(number, str\)"),
+        (["red"], r"12 .*1 label"),
         ([["red", "blue"]] * 12, "one label per image"),
     ],
 )
-def test_odd_labels(labels: object, sentence: str) -> None:
+def test_odd_labels(labels: object, item: str) -> None:
     images = [COLORS.image(i) for i in range(12)]
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=item):
         classifier().fit(images, labels)
 
 
 def test_integer_labels_ask_for_names() -> None:
     images, labels = [COLORS.image(i) for i in range(12)], COLORS.labels.tolist()
-    with pytest.warns(UserWarning, match="labels are numbers"):
+    with pytest.warns(UserWarning, match="'0'"):
         clf = classifier().fit(images, labels)
     assert clf.method_.classes == ("0", "1", "2")
     named = classifier().fit(images, labels, class_names={0: "red", 1: "green", 2: "blue"})

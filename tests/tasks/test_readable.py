@@ -16,7 +16,7 @@ from dear.errors import DataError, UsageError
 from dear.images import views as image_file
 from dear.methods import build_method
 from dear.runs.model import Model
-from dear.tasks.evaluate import evaluate_run
+from dear.tasks.evaluate import evaluate
 
 CLIP = tiny_clip(dtype=torch.float32)
 
@@ -45,14 +45,14 @@ def test_every_image_is_decoded_once(photos: Path, monkeypatch: pytest.MonkeyPat
         return before(source, scratch)
 
     monkeypatch.setattr(image_file, "open_pixels", counted)
-    evaluate_run(method(images), images, unreadable="stop")
+    evaluate(method(images), images, unreadable="stop")
     assert sorted(opened) == sorted(images.path(index) for index in range(8))
 
 
 def test_skipped_images_are_left_out_and_named(photos: Path) -> None:
     (photos / "red" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut")
     images = open_data(photos, "all")
-    found = evaluate_run(method(images), images, unreadable="skip")
+    found = evaluate(method(images), images, unreadable="skip")
     good = images.subset([i for i in range(len(images)) if "broken" not in images.key(i)])
     expected = Model(method(images)).evaluate(good)
     assert found.labels.tolist() == expected.labels.tolist()
@@ -66,7 +66,7 @@ def test_stopping_names_all_of_them(photos: Path) -> None:
         (photos / name).write_bytes(b"\xff\xd8\xff\xe0 cut")
     images = open_data(photos, "all")
     with pytest.raises(DataError, match="2 of 10") as error:
-        evaluate_run(method(images), images)
+        evaluate(method(images), images)
     assert "red/a.jpg" in str(error.value)
     assert "blue/b.jpg" in str(error.value)
     assert error.value.hint == "unreadable"
@@ -78,6 +78,6 @@ def test_a_set_without_any_readable_image_and_a_wrong_policy(tmp_path: Path) -> 
         (tmp_path / name / "x.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut")
     images = open_data(tmp_path, "all")
     with pytest.raises(DataError, match="none of its 2"):
-        evaluate_run(method(images), images, unreadable="skip")
+        evaluate(method(images), images, unreadable="skip")
     with pytest.raises(UsageError, match="'ignore'"):
-        evaluate_run(method(images), images, unreadable="ignore")
+        evaluate(method(images), images, unreadable="ignore")

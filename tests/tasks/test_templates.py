@@ -7,7 +7,7 @@ from tiny import Colors, tiny_clip
 
 from dear.runs.model import Model
 from dear.tasks.adapt import adapt
-from dear.tasks.evaluate import evaluate_run
+from dear.tasks.evaluate import evaluate
 
 CLIP = tiny_clip(dtype=torch.float32)
 OWN = "a drawing of the {} thing"
@@ -49,7 +49,7 @@ def test_evaluate_and_predict_follow_the_same_rule() -> None:
     queries = [images.image(i) for i in range(len(images))]
     for template in (None, "one {}"):
         wanted = expected(images.classes, template or OWN)
-        evaluated = evaluate_run(run(), images, template=template).confidence["default"]
+        evaluated = evaluate(run(), images, template=template).confidence["default"]
         predicted = Model.of(run()).answers(queries, classes=images.classes, template=template, top=1)
         torch.testing.assert_close(evaluated, wanted.max(-1).values, atol=1e-4, rtol=0)
         told = torch.tensor([answer.classes[0][1] for answer in predicted])

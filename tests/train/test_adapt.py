@@ -14,7 +14,7 @@ from dear.methods.base import in_precision
 from dear.runs.folder import add_metrics, read_config
 from dear.runs.model import Model
 from dear.tasks.adapt import adapt
-from dear.tasks.evaluate import evaluate_run
+from dear.tasks.evaluate import evaluate
 
 CLIP = tiny_clip(dtype=torch.float32)
 QUICK = {"epochs": 3, "batch": 4}
@@ -46,7 +46,7 @@ def test_from_a_folder_to_answers(photos: Path, tmp_path: Path) -> None:
     )
     assert result.steps == len(steps) == 6  # 3 classes x 2 shots in batches of 4, three times
     assert read_config(run).images == 6
-    report = evaluate_run(run, photos, backbone=CLIP).report("decoupled")
+    report = evaluate(run, photos, backbone=CLIP).report("decoupled")
     assert report["images"] == 12
     assert set(report["modes"]) == {"fused", "decoupled"}
     assert report["accuracy"] == report["modes"]["decoupled"]

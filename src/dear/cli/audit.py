@@ -173,12 +173,13 @@ def repair(
 
     `dear repair run --without lighting --examples lightings/ --out repaired`
     """
+    from dear.shortcuts.without import Without
     from dear.tasks.repair import repair_run
 
     with stages() as progress:
         done = repair_run(
             run,
-            opt.read_removal(without, way, examples),
+            Without.of(without, way, examples or None),
             out,
             data=data,
             roles=roles,

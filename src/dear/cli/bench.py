@@ -15,6 +15,7 @@ from typer import Argument, Option
 from dear.cli import options as opt
 from dear.cli.printing import echo, print_json, say, stages, stoppable
 from dear.errors import UsageError
+from dear.utils.pairs import parse_pairs, split_names
 
 if TYPE_CHECKING:
     from dear.bench.cells import Cell, Environment, Outcome
@@ -93,11 +94,12 @@ def bench(
     from dear.bench.outputs import write_protocol
     from dear.bench.plan import find_protocol, plan
     from dear.methods import find_method
+    from dear.runs.recipe import parse_recipe
 
     find_protocol(protocol)
     environment = _environment(backbone, roles, device, data_root, draws, threads)
-    preset, values = opt.read_recipe(recipe)
-    names = _with_preset(opt.split_names(methods), preset)
+    preset, values = parse_recipe(recipe)
+    names = _with_preset(split_names(methods), preset)
     if focus is not None and not any(find_method(name.partition("@")[0]).can_focus for name in names):
         raise UsageError(f"--focus {focus}: none of the methods ({', '.join(names)}) can focus on heads")
     engines = _engine(environment, engine, address, workers, gpus)
@@ -152,11 +154,11 @@ def ablate(
     from dear.bench.plan import plan_study
     from dear.bench.session import backbone as open_backbone
 
-    names = list(STUDIES) if study == "all" else opt.split_names(study)
+    names = list(STUDIES) if study == "all" else split_names(study)
     methods = [find(name).method for name in names]
     environment = _environment(backbone, roles, device, data_root, draws, threads)
     engines = _engine(environment, engine, address, workers, gpus)
-    values = opt.parse_pairs(recipe, "--recipe")
+    values = parse_pairs(recipe, "--recipe")
     request = _request(environment, methods, datasets, seeds, shots, options, values, template)
     layers = open_backbone(environment.backbone, environment.device).config.vision.layers
     studies = [(found, plan_study(found, request)) for found in (find(name, layers) for name in names)]
@@ -216,7 +218,7 @@ def _request(
     if roles is not None and not any(find_method(name.partition("@")[0]).uses_roles for name in methods):
         raise UsageError(f"--roles {roles}: none of the methods ({', '.join(methods)}) uses roles")
     by_method: dict[str, dict[str, Any]] = {}
-    for name, value in opt.parse_pairs(options, "--set").items():
+    for name, value in parse_pairs(options, "--set").items():
         method, dot, option = name.partition(".")
         if not dot:
             raise UsageError(f"--set {name}={value}: write METHOD.OPTION=VALUE, as in dear.beta=0.8")
@@ -247,7 +249,7 @@ def _datasets(text: str | None) -> list[str]:
 
     return [
         str(Path(name).resolve()) if find_benchmark(name) is None and Path(name).exists() else name
-        for name in opt.split_names(text or "")
+        for name in split_names(text or "")
     ]
 
 
@@ -258,7 +260,7 @@ def _path(name: str) -> str:
 def _numbers(text: str, option: str) -> list[int]:
     """Comma-separated whole numbers."""
     try:
-        numbers = [int(part) for part in opt.split_names(text)]
+        numbers = [int(part) for part in split_names(text)]
     except ValueError:
         raise UsageError(f"{option} {text}: whole numbers with commas between them are expected") from None
     if not numbers or min(numbers) < 0:

@@ -1,4 +1,4 @@
-"""`dear choose`: which method suits one's own images."""
+"""`dear choose`: which method suits your images."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from dear.cli.printing import echo, print_json, print_table, say, stages
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
-    from dear.tasks.choose import Recommendation
+    from dear.tasks.choose import Choice
 
 
 def choose(
     data: opt.Data,
     backbone: opt.Backbone = "mini",
-    methods: Annotated[str | None, Option(help="Methods to compare, with commas between.")] = None,
-    shots: Annotated[int, Option(help="Images per class to use; 0 takes all.")] = 16,
-    seed: Annotated[int, Option(help="Of the draw of images, folds and training.")] = 1,
+    methods: Annotated[
+        str | None, Option(help="Comma-separated methods to compare (default: seven common ones).")
+    ] = None,
+    shots: Annotated[int, Option(help="Images per class to compare on; 0 uses all.")] = 16,
+    seed: Annotated[int, Option(help="Seed of the draw of images, of folds and of training.")] = 1,
     folds: Annotated[int, Option(help="Parts of the images held out in turn.")] = 3,
     minutes: Annotated[
-        float, Option(help="Time for everything; methods that take longer are not tried.")
+        float, Option(help="Time for everything; methods that need longer are skipped.")
     ] = 2.0,
     adapt: Annotated[
-        bool, Option("--adapt", help="Then train the recommended method on all images, into --out.")
+        bool,
+        Option("--adapt", help="Then train the recommended method on all training images, into --out."),
     ] = False,
     out: Annotated[
-        Path | None, Option("--out", "-o", help="The run folder for --adapt.", show_default=False)
+        Path | None, Option("--out", "-o", help="Run folder for --adapt.", show_default=False)
     ] = None,
     unreadable: opt.Unreadable = "stop",
     data_root: opt.DataRoot = None,
@@ -38,11 +41,10 @@ def choose(
     threads: opt.Threads = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Compare methods on your own images by cross-validation, and recommend one.
+    """Compare methods on your images by cross-validation, and recommend one.
 
-    Each method answers for images it was not trained on, and for classes it was not trained on. The table
-    shows 90% confidence intervals; the recommendation names methods that are not significantly worse than
-    the best.
+    Each method answers for images and for classes that it was not trained on. The table shows 90% confidence
+    intervals; the recommendation names methods that are not significantly worse than the best.
 
     Examples:
 
@@ -52,54 +54,51 @@ def choose(
 
     `dear choose --data photos/ --adapt --out run`
     """
-    from dear.runs.spec import Spec
-    from dear.tasks.choose import METHODS
     from dear.tasks.choose import choose as compare
 
     if adapt and out is None:
         raise UsageError("--adapt needs --out, the run folder to write")
-    if out is not None and not adapt:
-        raise UsageError("--out is for --adapt; leave it out, or add --adapt")
-    spec = Spec().changed(
-        backbone=backbone, shots=shots, seed=seed, template=template, root=data_root, unreadable=unreadable
-    )
     with stages() as progress:
-        found = compare(
+        choice = compare(
             data,
-            METHODS if methods is None else opt.split_names(methods),
-            spec,
+            backbone=backbone,
+            methods=methods,
+            shots=shots,
+            seed=seed,
             folds=folds,
             minutes=minutes,
+            adapt=adapt,
+            out=out,
+            unreadable=unreadable,
+            data_root=data_root,
+            template=template,
             device=opt.device_named(device),
             progress=progress,
         )
     if as_json:
-        print_json({"data": data, **found.report(), "run": None if out is None else str(out)})
+        print_json({"data": data, **choice.report(), "run": None if out is None else str(out)})
     else:
-        _print(found)
-    if out is not None:
-        from dear.tasks.adapt import adapt as train
-
-        with stages() as progress:
-            train(
-                data, out, spec, method=found.pick.method, device=opt.device_named(device), progress=progress
-            )
-        say(f"{out}: {found.pick.title} trained on all images; next: dear predict {out} IMAGE")
+        _print(choice)
+    if choice.run is not None and choice.run.spec is not None:
+        images = choice.run.spec.images
+        say(f"{out}: {choice.pick.title} trained on {images} images; next: dear predict {out} IMAGE")
 
 
-def _print(found: Recommendation) -> None:
+def _print(choice: Choice) -> None:
     """The table, the notes and the recommendation."""
     rows = []
-    for one in found.candidates:
+    for one in choice.candidates:
         row = one.row()
         name = one.title if one.preset is None else f"{one.title} ({one.preset})"
         cells = (_figure(row["trained"]), _figure(row["new"]), f"{one.seconds:.1f} s")
         rows.append((name, *cells) if one.skipped is None else (name, one.skipped, "", ""))
     print_table(("method", "trained classes", "new classes", "time"), rows)
-    for note in found.notes:
+    for note in choice.notes:
         echo(f"- {note}")
-    echo(f"- everything took {found.seconds:.0f} s")
-    echo(found.sentence)
+    echo(f"- everything took {choice.seconds:.0f} s")
+    if choice.minutes_needed is not None:
+        echo(f"- to compare all methods: --minutes {choice.minutes_needed}")
+    echo(choice.sentence)
 
 
 def _figure(figures: dict[str, Any] | None) -> str:

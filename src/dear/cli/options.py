@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from dear.cli.printing import say
 from dear.errors import UsageError
 from dear.utils.parallel import cpu_limit
-
-if TYPE_CHECKING:
-    from dear.shortcuts.without import Without
 
 
 def run_folder(source: str) -> Path:
@@ -76,6 +71,7 @@ AllowOtherRoles = Annotated[
     bool, Option("--allow-other-roles", help="Use a role map that was made on other weights.")
 ]
 Mode = Annotated[str | None, Option(help="fused or decoupled (DeAR); the method's usual mode if left out.")]
+RejectShare = Annotated[float, Option(help="Share of images of known classes that may be rejected.")]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")]
 Threads = Annotated[
     int | None,
@@ -109,42 +105,6 @@ def device_named(name: str) -> str:
     from dear.clip.factory import pick_device
 
     return pick_device(name)
-
-
-def parse_pairs(items: Sequence[str] | None, option: str) -> dict[str, Any]:
-    """`NAME=VALUE` options as a mapping; values are read as JSON where they are JSON.
-
-    >>> parse_pairs(["beta=0.8", "isolation=readonly"], "--set")
-    {'beta': 0.8, 'isolation': 'readonly'}
-    """
-    result: dict[str, Any] = {}
-    for item in items or ():
-        name, sign, value = item.partition("=")
-        if not sign or not name:
-            raise UsageError(f"{option} {item}: write it as NAME=VALUE")
-        try:
-            result[name] = json.loads(value)
-        except ValueError:
-            result[name] = value
-    return result
-
-
-def read_recipe(items: Sequence[str] | None) -> tuple[str | None, dict[str, Any]]:
-    """`--recipe` items: the name of a preset, if one is given, and the values by name.
-
-    >>> read_recipe(["strong", "epochs=5"])
-    ('strong', {'epochs': 5})
-    """
-    presets = [item for item in items or () if "=" not in item]
-    if len(presets) > 1:
-        raise UsageError(f"--recipe {presets[0]} and --recipe {presets[1]}: name one preset")
-    values = parse_pairs([item for item in items or () if "=" in item], "--recipe")
-    return (presets[0] if presets else None), values
-
-
-def split_names(text: str) -> list[str]:
-    """Names with commas between them, each once."""
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 CLASSES_HELP = (
@@ -183,34 +143,3 @@ def read_class_list(classes: str | None, file: Path | None) -> list[str] | None:
     if len(names) == 1 and not names[0].startswith("+"):
         say(f"classes: only {names[0]!r}; with one class every image is answered with it")
     return names
-
-
-def read_removal(
-    without: list[str] | None, way: str = "auto", examples: list[str] | None = None
-) -> Without | None:
-    """What `--without`, `--way` and `--examples` say together; None without the first."""
-    if not without:
-        if examples or way != "auto":
-            raise UsageError("--way and --examples say how to remove a concept; name it with --without")
-        return None
-    from dear.heads.concept_words import find_concept
-    from dear.shortcuts.edits import KINDS
-    from dear.shortcuts.without import Without
-
-    names: list[str] = []  # one concept with values of its own ("lighting: day, night"), or several names
-    for item in without:
-        names += [item.strip()] if ":" in item else split_names(item)
-    names = list(dict.fromkeys(names))
-    shown: dict[str, str] = {}
-    for item in examples or ():
-        name, sign, folder = item.partition("=")
-        if sign and name in names:
-            shown[name] = folder
-        elif len(names) == 1:
-            shown[names[0]] = item
-        else:
-            raise UsageError(f"--examples {item}: write CONCEPT=FOLDER, the concept as after --without")
-    for name in names:
-        if name not in shown and name not in KINDS:
-            find_concept(name)
-    return Without(tuple(names), way, shown)

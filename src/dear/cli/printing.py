@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from dear.runs.evaluate import Evaluation
+    from dear.tasks.predict import Predictions
 
 
 def echo(text: str) -> None:
@@ -61,14 +62,14 @@ def print_table(
     Console().print(table)
 
 
-def print_accuracy(found: Evaluation, title: str, mode: str | None = None) -> None:
-    """An evaluation as a table: one row per class, the chosen mode's accuracy, and all modes' below."""
-    report = found.report(mode)
+def print_accuracy(evaluation: Evaluation, title: str) -> None:
+    """An evaluation as a table with one row per class, and the accuracy of all modes below."""
+    report = evaluation.report()
     rows = [(name, f"{accuracy:.1%}") for name, accuracy in report["per_class"].items()]
     print_table(("class", "accuracy"), rows, title)
     if "worst_group" in report:
         worst = report["worst_group"]
-        group = f"{worst['group']} (worst of {worst['groups']} groups of class and value)"
+        group = f"{worst['group']} (of {worst['groups']} groups of class and value)"
         echo(f"worst group: {worst['accuracy']:.1%}, {group}")
     for name, accuracy in report["modes"].items():
         label = "accuracy" if name == "default" else f"accuracy, {name}"
@@ -79,11 +80,29 @@ def print_accuracy(found: Evaluation, title: str, mode: str | None = None) -> No
     echo(line)
 
 
-def print_unreadable(found: Evaluation) -> None:
-    """Say which images were left out."""
-    if found.unreadable:
-        say(f"{len(found.unreadable)} of {len(found.unreadable) + len(found.labels)} images cannot be read:")
-        for reason in found.unreadable:
+def print_answers(predictions: Predictions, as_json: bool = False, lines: bool = False) -> None:
+    """Answers for people; as one JSON object; or with `lines` as one JSON object per image."""
+    if as_json:
+        print_json({"predictions": predictions.plain()})
+        return
+    for row in predictions.plain() if lines else ():
+        print_json(row)
+    for answer in () if lines else predictions:
+        if answer.error is not None:
+            continue
+        echo(answer.image)
+        if answer.rejected:
+            echo("  none of these; nearest:")
+        for name, probability in answer.classes:
+            echo(f"  {probability:6.1%}  {name}")
+
+
+def print_unreadable(evaluation: Evaluation) -> None:
+    """Report images that were left out."""
+    reasons = evaluation.unreadable
+    if reasons:
+        say(f"{len(reasons)} of {len(reasons) + len(evaluation.labels)} images could not be read:")
+        for reason in reasons:
             say(f"  {reason}")
 
 

@@ -1,4 +1,4 @@
-"""`dear zeroshot`: accuracy of the frozen model."""
+"""`dear zeroshot`: what the frozen model answers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ from typing import Annotated
 from typer import Option
 
 from dear.cli import options as opt
-from dear.cli.printing import print_accuracy, print_json, print_unreadable, say, stages
-from dear.errors import UsageError
+from dear.cli.printing import print_accuracy, print_answers, print_json, print_unreadable, stages
 
 
 def zeroshot(
-    data: opt.Data,
+    data: Annotated[
+        str,
+        Option(
+            "--data",
+            "-d",
+            help="Labeled images: a folder of class folders, a table, a benchmark name, or world:NAME; with "
+            "--classes any image or folder.",
+        ),
+    ],
+    classes: Annotated[
+        str | None, Option(help="Comma-separated class names to choose from; no labels are needed.")
+    ] = None,
     backbone: opt.Backbone = "mini",
     data_root: opt.DataRoot = None,
     split: opt.Split = "test",
@@ -26,11 +36,12 @@ def zeroshot(
     examples: opt.Examples = None,
     roles: Annotated[str | None, Option(help="Role map of the backbone, for removal by heads.")] = None,
     unreadable: opt.Unreadable = "stop",
+    top: Annotated[int, Option(help="Classes per image, with --classes.")] = 5,
     device: opt.Device = "auto",
     threads: opt.Threads = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Accuracy of the frozen model, overall and for each class.
+    """Accuracy of the frozen model, overall and per class; with --classes, its answers for any images.
 
     Examples:
 
@@ -39,33 +50,36 @@ def zeroshot(
     `dear zeroshot --data world:shortcut-place --without location`
 
     `dear zeroshot --backbone openai/clip-vit-base-patch16 --data photos/ --json`
-    """
-    from dear.clip.factory import load
-    from dear.data import halves, open_data
-    from dear.methods import build_method
-    from dear.shortcuts.without import remove
-    from dear.tasks.evaluate import evaluate_run
 
-    images = open_data(data, split, root=data_root, template=template)
-    if half in ("base", "novel"):
-        images = images.select_classes(halves(images.classes)[half == "novel"])
-    elif half != "all":
-        raise UsageError(f"--half {half}: choose from all, base, novel")
-    removed = opt.read_removal(without, way, examples)
-    clip = load(backbone, device=opt.device_named(device))
-    if removed is not None:
-        training = open_data(data, "train", root=data_root, template=template)
-        clip = remove(clip, training, removed, roles).clip
-    elif roles is not None:
-        raise UsageError("--roles: the frozen model uses no role map; it is for --without")
-    method = build_method("zeroshot", clip, images.classes, template=images.template, ensemble=ensemble)
+    `dear zeroshot --data photo.jpg --classes "tabby cat, red fox"`
+    """
+    from dear.tasks.evaluate import zeroshot as answer
+    from dear.tasks.predict import Predictions
+
     with stages() as progress:
-        found = evaluate_run(method, images, unreadable=unreadable, progress=progress)
-    print_unreadable(found)
-    gone = {} if clip.correction is None else {"removed": clip.correction.note}
-    if as_json:
-        print_json({**gone, "backbone": clip.name, "data": images.name, **found.report()})
+        result = answer(
+            data,
+            classes,
+            backbone=backbone,
+            data_root=data_root,
+            split=split,
+            template=template,
+            ensemble=ensemble,
+            half=half,
+            without=without or None,
+            way=way,
+            examples=examples or None,
+            roles=roles,
+            unreadable=unreadable,
+            top=top,
+            device=opt.device_named(device),
+            progress=progress,
+        )
+    if isinstance(result, Predictions):
+        print_answers(result, as_json)
         return
-    if clip.correction is not None:
-        say(f"removed: {clip.correction.note}")
-    print_accuracy(found, f"{clip.name} on {images.name}, zero-shot")
+    print_unreadable(result)
+    if as_json:
+        print_json({"backbone": backbone, "data": data, "title": result.title, **result.report()})
+    else:
+        print_accuracy(result, result.title)

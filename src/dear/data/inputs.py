@@ -1,4 +1,4 @@
-"""What `dear.Classifier` is given: images as files, Pillow images, arrays and tensors, and labels."""
+"""Images and labels that Python callers pass: files, bytes, Pillow images, arrays, tensors."""
 
 from __future__ import annotations
 
@@ -11,42 +11,51 @@ from PIL import Image
 from torch import Tensor
 
 from dear.errors import InputError
+from dear.images.views import open_image
 
 ImageLike = str | os.PathLike[str] | Image.Image
 
 
 def as_images(X: Any) -> tuple[ImageLike, ...]:
-    """Images given to `dear.Classifier`, as files and Pillow images.
+    """A tuple of files and Pillow images.
 
-    X holds files, Pillow images, arrays or tensors in any sequence, also a column of a table; or is one
-    Pillow image or array, or a batch [n, H, W, 3] or [n, 3, H, W].
+    X holds files, bytes of image files, Pillow images, arrays, or tensors in any sequence, also a column of a
+    table; or is one Pillow image, one image's bytes, one array, or a batch [n, H, W, 3] or [n, 3, H, W].
+
+    Raises:
+        InputError: names the first item that is not an image.
     """
     if isinstance(X, str | os.PathLike):
-        raise InputError(f"give images as a list, [{os.fspath(X)!r}], not as one path")
+        raise InputError(f"images must come in a list: [{os.fspath(X)!r}] instead of {os.fspath(X)!r}")
     if hasattr(X, "columns") and hasattr(X, "dtypes"):  # a table of pandas or polars
         raise InputError(
-            f"give one column of the table, such as X[{str(next(iter(X.columns)))!r}], not all of it"
+            f"images must be one column of a table, such as X[{str(next(iter(X.columns)))!r}], got the table"
         )
-    if isinstance(X, Image.Image):
-        return (X,)
+    if isinstance(X, Image.Image | bytes | bytearray):
+        return (_one(X, 0),)
     numeric = isinstance(X, Tensor) or (isinstance(X, np.ndarray) and X.dtype.kind in "biuf")
     if numeric and X.ndim in (2, 3):
         return (from_array(X, "the image"),)
     try:
         items = list(X)
     except TypeError:
-        raise InputError(f"images must come in a list; got {type(X).__name__}") from None
+        raise InputError(f"images must come in a list, got {type(X).__name__}") from None
     return tuple(_one(item, place) for place, item in enumerate(items))
 
 
 def _one(item: Any, place: int) -> ImageLike:
     if isinstance(item, Image.Image | str | os.PathLike):
         return item
+    if isinstance(item, bytes | bytearray | memoryview):
+        try:
+            return open_image(bytes(item))
+        except InputError as error:
+            raise InputError(f"image {place}: {error}") from None
     if isinstance(item, np.ndarray | Tensor):
         return from_array(item, f"image {place}")
     raise InputError(
-        f"image {place} is {'missing' if item is None else type(item).__name__}; give a file, a Pillow "
-        "image, an array or a tensor"
+        f"image {place} must be a file, bytes, a Pillow image, an array, or a tensor, got "
+        f"{type(item).__name__}"
     )
 
 

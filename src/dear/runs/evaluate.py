@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from dear.errors import UsageError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 BINS = 15  #: of the calibration error
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """How well a run separates images of its classes from images of no class."""
+
+    auroc: float  #: how often an image of a known class scores above one of no class
+    refused: float  #: share of images of known classes that are answered with "none of these"
+    refused_low: float  #: 95% confidence interval of the share that the run promised for as many images
+    refused_high: float
+    false_acceptance: float  #: share of images of no class that are answered with a class
+    false_low: float  #: its 90% confidence interval
+    false_high: float
+    known: int  #: images of known classes
+    unknown: int  #: images of no class
+    share: float  #: of images of known classes that was to be refused at most
+
+    def report(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    def sentence(self) -> str:
+        """The figures in words."""
+        return (
+            f"rejection: AUROC {self.auroc:.3f}; {self.refused:.1%} of {self.known} known images rejected "
+            f"(promised {self.refused_low:.1%} to {self.refused_high:.1%}); {self.false_acceptance:.1%} of "
+            f"{self.unknown} unknown images accepted ({self.false_low:.1%} to {self.false_high:.1%})"
+        )
 
 
 @dataclass(frozen=True)
@@ -27,6 +59,9 @@ class Evaluation:
     groups: tuple[str, ...] | None = None
     trained: tuple[bool, ...] = ()  #: whether each class was trained; empty: no class differs from others
     scores: dict[str, Tensor] | None = None  #: mode -> [n], compared with thresholds; None: no calibration
+    mode: str | None = None  #: the mode of `report`; None: the method's usual one
+    title: str = ""  #: model and data, in words
+    rejection: Rejection | None = None  #: of images of no class, where some were given
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -69,11 +104,10 @@ class Evaluation:
         return {group: sum(hits) / len(hits) for group, hits in found.items()}
 
     def pick(self, mode: str | None) -> str:
-        """The mode that is meant: the usual one for None."""
-        if mode is None:
-            return next(iter(self.answers))
+        """The mode to report: `mode`, the evaluation's own, or the method's usual one."""
+        mode = mode or self.mode or next(iter(self.answers))
         if mode not in self.answers:
-            raise UsageError(f"no mode is called {mode!r} here; there are {', '.join(self.answers)}")
+            raise UsageError(f"mode must be one of {', '.join(self.answers)}, got {mode!r}")
         return mode
 
     def report(self, mode: str | None = None) -> dict[str, Any]:
@@ -92,7 +126,28 @@ class Evaluation:
             "modes": self.accuracy,
             **self.calibration_errors(mode),
             **worst,
+            **({} if self.rejection is None else {"unknown": self.rejection.report()}),
         }
+
+    def to_frame(self) -> pd.DataFrame:
+        """Accuracy and number of images per class, a pandas table with one column per mode."""
+        import pandas as pd
+
+        counts = torch.bincount(self.labels, minlength=len(self.classes)).tolist()
+        frame = pd.DataFrame(self.per_class)
+        frame.insert(0, "images", {name: n for name, n in zip(self.classes, counts, strict=True) if n})
+        return frame.rename_axis("class")
+
+    def _repr_html_(self) -> str:
+        report = self.report()
+        facts = [f"accuracy {value:.1%} (mode {name})" for name, value in report["modes"].items()]
+        facts += [f"{report['images']} images", f"calibration error {report['ece']:.1%}"]
+        rows = "".join(
+            f"<tr><td>{escape(name)}</td><td>{value:.1%}</td></tr>"
+            for name, value in report["per_class"].items()
+        )
+        head = f"<p><b>{escape(self.title)}</b><br>{'; '.join(facts)}</p>"
+        return f"{head}<table><tr><th>class</th><th>accuracy</th></tr>{rows}</table>"
 
 
 def calibration_error(confidence: Tensor, right: Tensor) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from dear.errors import UsageError
 from dear.methods.base import Method
 from dear.methods.options import AtLeastOne, Count, NotNegative, Options, Positive, Share, fit_options
+from dear.utils.pairs import parse_pairs
 
 Line = dict[str, float | int]  #: of the training log: numbers by name
 
@@ -72,3 +74,36 @@ class Recipe(Options):
         start, end = warmup * steps_per_epoch, self.epochs * steps_per_epoch
         at = step if self.cosine_by == "step" else epoch * steps_per_epoch
         return 0.5 * self.lr * (1 + math.cos(math.pi * (at - start) / (end - start)))
+
+
+def parse_recipe(
+    recipe: str | Sequence[str] | Mapping[str, Any] | None, **values: Any
+) -> tuple[str | None, dict[str, Any]]:
+    """The preset and the values of a recipe, as people write them.
+
+    Args:
+        recipe: name of a preset ("strong"), values by name, or texts of both kinds (["strong", "lr=1e-4"]).
+        values: further values by name; None: not set.
+
+    Raises:
+        UsageError: two presets are named, or a value is set twice.
+
+    >>> parse_recipe(["strong", "epochs=5"])
+    ('strong', {'epochs': 5})
+    >>> parse_recipe({"lr": 1e-4}, epochs=5, batch=None)
+    (None, {'lr': 0.0001, 'epochs': 5})
+    """
+    texts = [recipe] if isinstance(recipe, str) else recipe
+    presets: list[str] = []
+    if texts is not None and not isinstance(texts, Mapping):
+        presets = [text for text in texts if "=" not in text]
+        texts = [text for text in texts if "=" in text]
+    if len(presets) > 1:
+        raise UsageError(f"recipe: name one preset, got {presets[0]!r} and {presets[1]!r}")
+    settings = parse_pairs(texts, "recipe")
+    for name, value in values.items():
+        if value is not None and name in settings:
+            raise UsageError(f"{name} is set twice: {value} and, in the recipe, {settings[name]}")
+        if value is not None:
+            settings[name] = value
+    return (presets[0] if presets else None), settings

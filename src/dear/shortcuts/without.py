@@ -17,8 +17,10 @@ from dear.heads.concept_words import Concept, find_concept, readable_words, valu
 from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.roles import RoleMap
 from dear.shortcuts.choose import ORDER, Choice, choose
+from dear.shortcuts.edits import KINDS
 from dear.shortcuts.removal import Repair, combine, remove_examples, remove_heads, remove_span
 from dear.utils.files import PathLike
+from dear.utils.pairs import split_names
 
 WAYS = ("auto", *ORDER, "directions", "copies")  #: the last two remove properties of images
 
@@ -56,28 +58,58 @@ class Without:
         cls,
         concepts: str | Sequence[str] | Without,
         way: str = "auto",
-        examples: PathLike | ImageSet | Mapping[str, PathLike | ImageSet] | None = None,
+        examples: PathLike | ImageSet | Mapping[str, PathLike | ImageSet] | Sequence[str] | None = None,
     ) -> Without:
-        """From what people write: one name, several, or "location,color"; examples of the only concept.
+        """From what people write.
+
+        Args:
+            concepts: one name, several, or "location,color"; "background: lab bench, outdoors" has values.
+            way: how to remove them.
+            examples: images of the only concept; by concept for several; or texts such as "light=folder".
+
+        Raises:
+            UsageError: a concept is unknown and has no examples, or examples fit no concept.
 
         >>> Without.of("location,color").concepts
         ('location', 'color')
         >>> Without.of("background: lab bench, outdoors").concepts
         ('background: lab bench, outdoors',)
+        >>> Without.of(["location", "light"], examples=["light=lamps"]).examples
+        {'light': 'lamps'}
         """
         if isinstance(concepts, Without):
             return concepts
-        if not isinstance(concepts, str):
-            names = tuple(concepts)
-        elif ":" in concepts:  # a concept with values of its own keeps its commas
-            names = (concepts.strip(),)
-        else:
-            names = tuple(dict.fromkeys(name.strip() for name in concepts.split(",") if name.strip()))
-        if examples is None or isinstance(examples, Mapping):
-            return cls(names, way, examples or {})
+        names: list[str] = []
+        for text in [concepts] if isinstance(concepts, str) else concepts:
+            names += [text.strip()] if ":" in text else split_names(text)  # values keep their commas
+        names = list(dict.fromkeys(names))
+        shown = _examples_by_concept(names, examples)
+        for name in names:
+            if name not in shown and name not in KINDS:
+                find_concept(name)
+        return cls(tuple(names), way, shown)
+
+
+def _examples_by_concept(
+    names: Sequence[str],
+    examples: PathLike | ImageSet | Mapping[str, PathLike | ImageSet] | Sequence[str] | None,
+) -> dict[str, PathLike | ImageSet]:
+    if examples is None or isinstance(examples, Mapping):
+        return dict(examples or {})
+    if isinstance(examples, str | os.PathLike | ImageSet):
         if len(names) != 1:
-            raise UsageError("examples for several concepts: say which concept each folder is for")
-        return cls(names, way, {names[0]: examples})
+            raise UsageError(f"examples: say which of the concepts {', '.join(names)} they show")
+        return {names[0]: examples}
+    shown: dict[str, PathLike | ImageSet] = {}
+    for text in examples:
+        name, sign, folder = text.partition("=")
+        if sign and name in names:
+            shown[name] = folder
+        elif len(names) == 1:
+            shown[names[0]] = text
+        else:
+            raise UsageError(f"examples: expected CONCEPT=FOLDER with a removed concept, got {text!r}")
+    return shown
 
 
 @dataclass(frozen=True, eq=False)

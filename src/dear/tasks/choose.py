@@ -1,12 +1,13 @@
-"""Which method suits a person's own images (`dear choose`): cross-validation of a few, and a table."""
+"""Which method suits a dataset: cross-validation of a few methods (`dear choose`, `dear.choose`)."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 import torch
 from scipy.stats import binomtest
@@ -18,7 +19,10 @@ from dear.errors import DataError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
 from dear.runs.evaluate import share_interval
+from dear.runs.folder import check_folder
+from dear.runs.model import Model
 from dear.runs.spec import Spec
+from dear.tasks.adapt import adapt as train
 from dear.train.crossval import HeldOut, Trials, classes_held_out, held_out, image_folds
 from dear.train.fit import trials_of
 from dear.train.frozen import FrozenViews, reads_features, shared_views
@@ -27,8 +31,12 @@ from dear.train.setup.estimate import estimate
 from dear.train.setup.notices import duplicate_notices
 from dear.train.setup.prepare import Job, prepare
 from dear.utils.files import PathLike
+from dear.utils.pairs import split_names
 from dear.utils.progress import Progress, silent
 from dear.utils.text import duration
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 METHODS = ("zeroshot", "linear-probe", "tip-adapter-f", "proker", "lp-plus-plus", "dear", "mmrl")
 """The methods that are compared: those that learn from frozen features first, slow ones last."""
@@ -39,15 +47,16 @@ WORTH = 0.01  #: accuracy that a slower method must win to be recommended
 
 @dataclass(frozen=True)
 class Candidate:
-    """How a method did in cross-validation."""
+    """Results of a method in cross-validation."""
 
     method: str
     title: str
     preset: str | None = None
-    trained: Tensor | None = None  #: whether each held-out image was answered rightly, [n]
+    trained: Tensor | None = None  #: whether the answer for each held-out image is right, bool [n]
     new: Tensor | None = None  #: the same for images of held-out classes; None: it cannot name new classes
-    seconds: float = 0.0  #: that trying it took, without image features that other methods share
-    skipped: str | None = None  #: why it was not tried
+    seconds: float = 0.0  #: of its cross-validation, without image features that other methods share
+    skipped: str | None = None  #: why it was not compared
+    needed: float = 0.0  #: seconds that a skipped method would take, where they could be estimated
 
     def row(self) -> dict[str, Any]:
         """Plain values for a table or JSON: shares of 1, with 90% confidence intervals."""
@@ -63,25 +72,32 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Recommendation:
-    """What `dear choose` found."""
+class Choice:
+    """Methods compared by cross-validation, and the recommended one; a notebook shows the leaderboard."""
 
     candidates: tuple[Candidate, ...]
-    pick: Candidate  #: for the classes at hand: the most accurate, or a quicker one that is as good
+    pick: Candidate  #: for the trained classes: the most accurate, or a faster one that is as good
     pick_for_new: Candidate | None  #: the same for classes added later; None: not measured
     notes: tuple[str, ...]
     seconds: float
+    run: Model | None = None  #: the recommended method trained on all images, where that was requested
+
+    @property
+    def minutes_needed(self) -> int | None:
+        """Minutes that would be enough for the skipped methods as well; None: none was skipped."""
+        needed = sum(one.needed for one in self.candidates)
+        return None if not needed else math.ceil(1.1 * (self.seconds + needed) / 60)
 
     @property
     def sentence(self) -> str:
         """The recommendation."""
         alike = [one.title for one in self.candidates if one is not self.pick and _as_good(one, self.pick)]
-        said = f"Take {self.pick.title}."
+        text = f"Use {self.pick.title}."
         if alike:
-            said += f" On so few images it is not significantly better than {_listed(alike)}."
+            text += f" With this number of images it is not significantly better than {_listed(alike)}."
         if self.pick_for_new is not None and self.pick_for_new is not self.pick:
-            said += f" Take {self.pick_for_new.title} if you will add classes later."
-        return said
+            text += f" Use {self.pick_for_new.title} if you will add classes later."
+        return text
 
     def report(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -93,53 +109,121 @@ class Recommendation:
             "notes": list(self.notes),
             "methods": [one.row() for one in self.candidates],
             "seconds": round(self.seconds, 1),
+            "minutes_needed": self.minutes_needed,
         }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The leaderboard, most accurate first: accuracies with 90% confidence intervals, fractions of 1."""
+        rows = []
+        for one in self.candidates:
+            row: dict[str, Any] = {"method": one.method, "title": one.title, "preset": one.preset}
+            for column, figures in (("trained", _figures(one.trained)), ("new", _figures(one.new))):
+                for name, key in (("", "accuracy"), ("_low", "low"), ("_high", "high")):
+                    row[f"{column}{name}"] = None if figures is None else figures[key]
+            rows.append({**row, "seconds": round(one.seconds, 1), "skipped": one.skipped})
+        return sorted(rows, key=lambda row: -1.0 if row["trained"] is None else row["trained"], reverse=True)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The leaderboard as a pandas table."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows())
+
+    def _repr_html_(self) -> str:
+        cells = [
+            (
+                row["title"],
+                row["skipped"]
+                or f"{row['trained']:.1%} ({row['trained_low']:.1%} to {row['trained_high']:.1%})",
+                "" if row["new"] is None else f"{row['new']:.1%}",
+                f"{row['seconds']:.1f} s",
+            )
+            for row in self.rows()
+        ]
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells
+        )
+        head = "<tr><th>method</th><th>trained classes</th><th>new classes</th><th>time</th></tr>"
+        return f"<p>{escape(self.sentence)}</p><table>{head}{body}</table>"
 
 
 def choose(
     data: PathLike | ImageSet,
-    methods: Sequence[str] = METHODS,
-    spec: Spec | None = None,
     *,
+    backbone: PathLike | Clip = "mini",
+    methods: str | Sequence[str] | None = None,
+    shots: int = 16,
+    seed: int = 1,
     folds: int = FOLDS,
     minutes: float = 2.0,
-    clip: Clip | None = None,
-    roles: RoleMap | None = None,
+    adapt: bool = False,
+    out: PathLike | None = None,
+    unreadable: str = "stop",
+    data_root: PathLike | None = None,
+    template: str | None = None,
     device: str = "auto",
+    roles: PathLike | RoleMap | None = None,
+    recipe: Mapping[str, Any] | None = None,
     progress: Progress = silent,
-) -> Recommendation:
-    """Cross-validate methods on a person's own training images and recommend one.
+) -> Choice:
+    """Cross-validate methods on labeled training images and recommend one.
 
-    Every method is trained without each part of the images in turn and answers for that part; then without
+    Every method is trained without each fold of the images in turn and answers for that fold; then without
     each half of the classes, and answers for images of those. All methods answer for the same images.
 
     Args:
         data: what `open_data` takes (its training split is used), or an image set.
-        methods: to compare, each with its recommended preset.
-        spec: backbone, shots, seed, template and so on; its method, preset and options do not count.
+        backbone: what `load` takes, or a loaded backbone.
+        methods: to compare, each with its recommended preset; None: seven common ones.
+        shots: images per class to compare on; 0: all.
+        seed: of the draw of images, of folds and of training.
         folds: parts of the images that are held out in turn.
-        minutes: for everything; methods that cannot be finished in it are not counted.
-        clip: a loaded backbone, instead of that of `spec`.
-        roles: role map; None: the backbone's own, or found on the images.
-        device: "auto", "cpu", "cuda", ...
-        progress: called with the method that is tried, methods done, methods in all.
+        minutes: for everything; methods that cannot finish in that time are skipped.
+        adapt: then train the recommended method on all training images.
+        out: run folder of that training; None keeps it in memory.
+        unreadable: "stop" refuses images that cannot be read, "skip" leaves them out.
+        data_root: folder of the benchmarks, for the name of a benchmark.
+        template: prompt with `{}`; None: the dataset's.
+        device: "auto", "cpu", "cuda", …
+        roles: role map or its file; None: the backbone's, or discovered on the images.
+        recipe: values of the training recipe by name, for all methods.
+        progress: called with the method that is compared, methods done, methods in all.
 
     Raises:
         DataError: no class has two images, so nothing can be held out.
-        DearError: anything else a user can correct, in one sentence.
+        RunError: `out` cannot be written; checked before any work.
+        DearError: anything else a user can correct.
+
+    Example:
+        >>> choose("photos/", backbone="openai/clip-vit-base-patch16").to_frame()    # doctest: +SKIP
     """
-    began, kinds = time.monotonic(), [find_method(name) for name in methods]
+    began = time.monotonic()
+    names = split_names(methods) if isinstance(methods, str) else METHODS if methods is None else methods
+    kinds = [find_method(name) for name in names]
     if not kinds:
         raise UsageError("name at least one method to compare")
     if folds < 2:
-        raise UsageError(f"folds = {folds}: hold out at least 2 parts in turn")
+        raise UsageError(f"folds must be at least 2, got {folds}")
     if not (minutes > 0 and math.isfinite(minutes)):
-        raise UsageError(f"minutes = {minutes}: give a positive time")
-    given = data if isinstance(data, ImageSet) else None
-    spec = (spec or Spec()).changed(
-        preset=None, options=None, **({} if given is not None else {"data": data})
+        raise UsageError(f"minutes must be a positive number, got {minutes}")
+    if out is not None and not adapt:
+        raise UsageError("out is the run folder of adapt; set adapt, or leave out out")
+    if out is not None:
+        check_folder(out, resume=False)
+    images = data if isinstance(data, ImageSet) else None
+    spec = Spec().changed(
+        data=None if isinstance(data, ImageSet) else data,
+        backbone=None if isinstance(backbone, Clip) else backbone,
+        shots=shots,
+        seed=seed,
+        template=template,
+        root=data_root,
+        unreadable=unreadable,
+        recipe=recipe,
+        roles=None if isinstance(roles, RoleMap) else roles,
     )
-    first = prepare(spec.changed(method="zeroshot", calibrate=True), given, clip=clip, device=device)
+    clip = backbone if isinstance(backbone, Clip) else None
+    first = prepare(spec.changed(method="zeroshot", calibrate=True), images, clip=clip, device=device)
     images, clip = first.images, first.method.clip
     if not image_folds(images.labels, 2, spec.seed, first.duplicates):
         raise DataError(
@@ -149,13 +233,13 @@ def choose(
     tried, cached = list[Candidate](), list[FrozenViews | None]()
     for kind in kinds:
         progress(kind.name, len(tried), len(kinds))
-        own = roles if kind.uses_roles else None
+        role_map = roles if kind.uses_roles and isinstance(roles, RoleMap) else None
         job = prepare(
             spec.changed(method=kind.name),
             images,
             drawn=True,
             clip=clip,
-            roles=own,
+            roles=role_map,
             duplicates=first.duplicates,
         )
         tried.append(_try(job, folds, began + 60 * minutes, cached))
@@ -163,27 +247,44 @@ def choose(
     done = [one for one in tried if one.trained is not None]
     if not done:
         reasons = "; ".join(f"{one.title} {one.skipped}" for one in tried)
-        raise UsageError(f"no method could be tried in {minutes:g} minutes ({reasons}); allow more time")
+        raise UsageError(f"no method could be compared in {minutes:g} minutes ({reasons}); allow more time")
     open_ones = [one for one in done if one.new is not None]
-    return Recommendation(
+    choice = Choice(
         tuple(tried),
         _best(done, "trained"),
         _best(open_ones, "new") if open_ones else None,
         tuple(_notes(first, folds, tried)),
         time.monotonic() - began,
     )
+    if not adapt:
+        return choice
+    model = train(
+        data,
+        out,
+        method=choice.pick.method,
+        backbone=clip,
+        roles=roles if find_method(choice.pick.method).uses_roles else None,
+        seed=seed,
+        recipe=recipe,
+        unreadable=unreadable,
+        data_root=data_root,
+        template=template,
+        progress=progress,
+    )
+    return replace(choice, run=model)
 
 
 def _try(job: Job, folds: int, deadline: float, cached: list[FrozenViews | None]) -> Candidate:
-    """Cross-validate one method, unless that would take longer than is left."""
+    """Cross-validate one method, unless that would take longer than the time that remains."""
     method, began = job.method, time.monotonic()
-    found = Candidate(job.spec.method, method.title, job.spec.preset)
-    left, expected = max(0.0, deadline - began), estimate(job)
+    candidate = Candidate(job.spec.method, method.title, job.spec.preset)
+    remaining, expected = max(0.0, deadline - began), estimate(job)
     needed = 0.0 if expected is None else expected.training * (folds - 1 + 0.5 * method.open_classes)
-    if needed > left:
-        return replace(found, skipped=f"needs about {duration(needed)}, {duration(left)} were left")
-    if not left:
-        return replace(found, skipped="no time was left")
+    if needed > remaining:
+        reason = f"needs about {duration(needed)}, {duration(remaining)} remained"
+        return replace(candidate, skipped=reason, needed=needed)
+    if not remaining:
+        return replace(candidate, skipped="no time remained", needed=max(needed, 1.0))
     views = _views(job, cached)
     if reads_features(method, job.recipe):
         began = time.monotonic()  # others use the same features
@@ -193,12 +294,13 @@ def _try(job: Job, folds: int, deadline: float, cached: list[FrozenViews | None]
         assert held is not None  # some class has two images
         new = _on_new(job, trials) if method.open_classes else None
     except Paused:
-        return replace(found, skipped="was not finished in time")
-    return replace(found, trained=_right(held, method.modes[0]), new=new, seconds=time.monotonic() - began)
+        return replace(candidate, skipped="was not finished in time", needed=2 * max(needed, remaining))
+    seconds = time.monotonic() - began
+    return replace(candidate, trained=_right(held, method.modes[0]), new=new, seconds=seconds)
 
 
 def _views(job: Job, cached: list[FrozenViews | None]) -> FrozenViews | None:
-    """What the frozen backbone makes of the images; methods that read the frozen feature share it."""
+    """Frozen features of the images; methods that read the frozen feature share them."""
     if not reads_features(job.method, job.recipe):
         return shared_views(job.method, job.images, job.recipe)
     if not cached:
@@ -269,7 +371,7 @@ def _notes(job: Job, folds: int, tried: Sequence[Candidate]) -> list[str]:
         )
     untried = [one.title for one in tried if one.skipped is not None]
     if untried:
-        notes.append(f"{_listed(untried)}: not tried for lack of time; more minutes may show a better method")
+        notes.append(f"{_listed(untried)}: skipped for lack of time; one of them may be more accurate")
     return notes
 
 

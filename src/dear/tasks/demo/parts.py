@@ -17,15 +17,16 @@ from dear.runs.evaluate import Evaluation
 from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.shortcuts.without import Without
-from dear.tasks.adapt import adapt
 from dear.tasks.audit.task import audit
 from dear.tasks.demo.facts import FocusFacts, ShortcutFacts, TaskFacts
-from dear.tasks.evaluate import evaluate_run
+from dear.tasks.evaluate import evaluate
 from dear.tasks.explain.page import ImageFacts
 from dear.tasks.explain.task import explainer_of, page_facts
 from dear.tasks.repair import repair_run
 from dear.tasks.run_report.examine import examine
 from dear.tasks.run_report.facts import Compared
+from dear.train.fit import fit
+from dear.train.setup.prepare import prepare
 from dear.world.tasks import find_task
 
 SHOTS, SEED = 16, 1
@@ -61,7 +62,7 @@ def adapt_task(clip: Clip, roles: RoleMap, name: str, run: Path, size: Size) -> 
         recipe["epochs"] = size.epochs
     test = open_data(data, "test")
     spec = Spec(classes=halves(test.classes)[0], shots=SHOTS, seed=SEED, recipe=recipe, calibrate=False)
-    model = adapt(data, run, spec, backbone=clip, roles=roles, resume=True)
+    model = fit(prepare(spec.changed(data=data), clip=clip, roles=roles), run, resume=True)
     facts = examine(model, _first(test, test.labels.tolist(), size.test_images))
     return TaskFacts(name, find_task(name).about, SHOTS, model.seconds, facts)
 
@@ -82,13 +83,13 @@ def shortcut_parts(
     A run of an earlier demo with the same settings is used as it is.
     """
     spec = Spec(method="linear-probe", shots=SHOTS, seed=SEED, calibrate=False)
-    model = adapt(SHORTCUT, run, spec, backbone=clip, roles=roles, resume=True)
+    model = fit(prepare(spec.changed(data=SHORTCUT), clip=clip, roles=roles), run, resume=True)
     test = open_data(SHORTCUT, "test")
     test = _first(test, group_names(test) or (), size.per_group)
     found = audit(run, backbone=clip, roles=roles, seed=SEED)
     fixed = repair_run(run, Without.of(CONCEPT.lower(), way="heads"), test=test, roles=roles, backbone=clip)
     assert fixed.comparison is not None
-    before, after = evaluate_run(model, test), evaluate_run(fixed.trained, test)
+    before, after = evaluate(model, test), evaluate(fixed.trained, test)
     home = torch.tensor([name in set(group_names(found.images) or ()) for name in before.groups or ()])
     facts = ShortcutFacts(
         images=len(found.images),
@@ -143,9 +144,9 @@ def focus_facts(clip: Clip, roles: RoleMap, size: Size) -> FocusFacts:
     }
     accuracies = {}
     for title, (focus, role_map) in ways.items():
-        probe = Spec(method="linear-probe", shots=1, focus=focus, calibrate=False)
+        probe = Spec(data=FOCUS, method="linear-probe", shots=1, focus=focus, calibrate=False)
         found = [
-            evaluate_run(adapt(FOCUS, spec=probe, backbone=clip, roles=role_map, seed=SEED + draw), test)
+            evaluate(fit(prepare(probe.changed(seed=SEED + draw), clip=clip, roles=role_map)), test)
             for draw in range(size.focus_draws)
         ]
         accuracies[title] = tuple(one.accuracy[one.pick(None)] for one in found)

@@ -36,7 +36,7 @@ def model_card(config: Spec, metrics: Mapping[str, Any], name: str) -> str:
         f"- backbone: `{_plain(config.backbone)}`, weights `{config.fingerprint}`",
         f"- training images: {config.images} of {_plain(config.dataset)}",
         f"- template: `{_plain(config.template)}`",
-        f"- trained parameters: {metrics.get('trainable_parameters', 0):,}",
+        f"- learned parameters: {metrics.get('trainable_parameters', 0):,}",
         "",
         "## Measured",
         "",
@@ -61,6 +61,8 @@ def _figures(metrics: Mapping[str, Any]) -> list[str]:
     found = []
     for name, entry in metrics.items():
         accuracy = entry.get("accuracy") if isinstance(entry, Mapping) else None
+        if isinstance(accuracy, Mapping):  # by mode, the usual one first
+            accuracy = next(iter(accuracy.values()), None)
         images = entry.get("images") if isinstance(entry, Mapping) else None
         if isinstance(accuracy, int | float) and isinstance(images, int) and images > 0:
             low, high = share_interval(round(accuracy * images), images, 0.95)
