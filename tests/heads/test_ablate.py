@@ -4,7 +4,7 @@ import pytest
 import torch
 from heads_oracles import tiny_clip
 
-from dear.errors import InputError, UsageError
+from dear.errors import UsageError
 from dear.heads.ablate import (
     AblationTask,
     collect,
@@ -12,25 +12,8 @@ from dear.heads.ablate import (
     random_heads,
     role_effects,
 )
-from dear.heads.batches import batches, count
 from dear.heads.contributions import decompose
 from dear.heads.roles import Role, RoleMap
-
-
-class FewImages:
-    """An image set in memory."""
-
-    name = "few"
-
-    def __init__(self, n=11):
-        self.values = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8)
-
-    def __len__(self):
-        return len(self.values)
-
-    def pixels(self, indices, size):
-        assert size == 32
-        return self.values[list(indices)]
 
 
 def test_ablation_is_the_feature_with_the_mean_in_place(clip, images):
@@ -85,32 +68,6 @@ def test_effects_show_where_the_answer_comes_from():
     layers = layer_effects(task)
     assert [row["layer"] for row in layers] == [1, 2, 3, 4]
     assert all(0 <= row["accuracy"] <= 1 for row in layers)
-
-
-def test_images_come_in_three_forms(images):
-    clip = tiny_clip()
-    few = FewImages()
-    together = torch.cat(list(batches(clip, few, 4)))
-    assert together.shape == (11, 3, 32, 32)
-    mean, std = torch.tensor(clip.config.mean), torch.tensor(clip.config.std)
-    expected = (few.values.float() / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
-    torch.testing.assert_close(together, expected)
-    assert [len(batch) for batch in batches(clip, images, 5)] == [5, 5, 2]
-    assert [len(batch) for batch in batches(clip, iter(images.split(8)), 5)] == [5, 3, 4]
-    assert (count(few), count(images), count(iter([]))) == (11, 12, None)
-    with pytest.raises(InputError, match="tensors"):
-        list(batches(clip, ["a.jpg"]))
-
-
-def test_an_error_while_decoding_is_not_lost():
-    class Broken(FewImages):
-        def pixels(self, indices, size):
-            if 4 in indices:
-                raise InputError("four.jpg: the image is damaged")
-            return super().pixels(indices, size)
-
-    with pytest.raises(InputError, match=r"four\.jpg"):
-        list(batches(tiny_clip(), Broken(), 4))
 
 
 def test_random_heads_match_the_layers():

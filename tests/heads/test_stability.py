@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny import Colors, tiny_clip
 
-from dear.errors import RoleError
+from dear.data.batches import over_pixels, unlabeled
+from dear.errors import DearError, RoleError
+from dear.heads.contributions import head_maps, head_outputs
 from dear.heads.corpus import Corpus
 from dear.heads.corpus.load import Phrase
 from dear.heads.discover import discover_roles
@@ -110,6 +114,33 @@ def test_warnings() -> None:
     assert "not steady: 60%" in shaky[0]
 
 
+def test_discovery_skips_damaged_images_also_when_it_resumes(tmp_path: Path) -> None:
+    clip = tiny_clip(dtype=torch.float32)
+    files = [tmp_path / f"{number}.png" for number in range(12)]
+    for number, file in enumerate(files):
+        noise = np.random.default_rng(number).integers(0, 256, (30, 40, 3), np.uint8)
+        Image.fromarray(noise).save(file)
+    words = Corpus("few", (Phrase("red", "Color"), Phrase("blue sea", "Location"), Phrase("round", "Shape")))
+    settings = {"corpus": words, "concepts": "tags", "phrases": 2, "batch_size": 4}
+    whole = discover_roles(clip, unlabeled([*files[:2], *files[3:]]), **settings)
+    files[2].write_bytes(b"no image")
+    with pytest.raises(DearError, match=r"2\.png"):
+        discover_roles(clip, unlabeled(files), **settings)
+    skipped = discover_roles(clip, unlabeled(files), **settings, unreadable="skip")
+    assert skipped.evidence["image_count"] == 11
+    assert skipped.evidence["unreadable_images"] == 1
+    assert skipped.table.keys() == whole.table.keys()
+    # The third image, which is damaged, is done: the rest begins at the fifth.
+    images, layers = unlabeled(files), clip.config.vision.last_third
+    kept = SavedMoments(tmp_path / "k", clip, images, layers, 4)
+    moments = BlockMoments(head_maps(clip, layers), layers)
+    pixels, _ = over_pixels(images, lambda batch: batch, clip, unreadable="skip", batch=4)
+    moments.add(head_outputs(clip, pixels[0], layers).outputs)
+    kept.save(moments, 4)
+    again = discover_roles(clip, images, **settings, unreadable="skip", keep=tmp_path / "k")
+    assert again.evidence == skipped.evidence
+
+
 def test_discovery_reports_stability_and_resumes_to_the_same(tmp_path: Path) -> None:
     clip, images = tiny_clip(dtype=torch.float32), Colors(each=10)
     tagged = {"red": "Color", "a green thing": "Color", "blue sea": "Location", "round": "Shape"}
@@ -120,17 +151,18 @@ def test_discovery_reports_stability_and_resumes_to_the_same(tmp_path: Path) -> 
     assert 0 <= stability["share"] <= 1
     assert stability["replicates"] == 10
     assert "stability" not in discover_roles(clip, images, **settings, replicates=0).evidence
-    with pytest.raises(RoleError, match="replicates = -1"):
+    with pytest.raises(RoleError, match="replicates"):
         discover_roles(clip, images, **settings, replicates=-1)
     kept = SavedMoments(tmp_path / "k", clip, images, clip.config.vision.last_third, 7)
-    from dear.heads.batches import batches
-    from dear.heads.contributions import head_maps, head_outputs
-
     layers = clip.config.vision.last_third
     half = BlockMoments(head_maps(clip, layers), layers)
-    for batch in batches(clip, images.subset(range(14)), 7):
-        half.add(head_outputs(clip, batch, layers).outputs)
-    kept.save(half)
+    over_pixels(
+        images.subset(range(14)),
+        lambda batch: half.add(head_outputs(clip, batch, layers).outputs),
+        clip,
+        batch=7,
+    )
+    kept.save(half, 14)
     again = discover_roles(clip, images, **settings, keep=tmp_path / "k")
     assert again.evidence == whole.evidence
     assert not (tmp_path / "k").exists()

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from dear.cli.options import Backbone, DataRoot, Device, Json, PageOut, Split, Threads, device_named
+from dear.cli.options import (
+    Backbone,
+    DataRoot,
+    Device,
+    Json,
+    PageOut,
+    Split,
+    Threads,
+    Unreadable,
+    device_named,
+)
 from dear.cli.printing import echo, print_json, print_table, say, stages, stoppable
 from dear.errors import DearError, UsageError
 
@@ -42,6 +52,7 @@ def discover(
     concepts: Annotated[str, Option(help="clusters (HDBSCAN), fixed (twelve names) or tags.")] = "clusters",
     sentences: Annotated[str | None, Option(help="A sentence-transformers model or folder.")] = None,
     batch: Annotated[int, Option(help="Images at once.")] = 64,
+    unreadable: Unreadable = "stop",
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -90,6 +101,7 @@ def discover(
                 phrases=phrases,
                 concepts=concepts,
                 batch_size=batch,
+                unreadable=unreadable,
                 sentences=sentences or DEFAULT,
                 progress=progress,
                 keep=partial,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from dear.data.check import Readable
 from dear.data.images import ImageSet, ListedImages
 from dear.data.read_ahead import read_ahead
-from dear.errors import DataError, UsageError
+from dear.errors import DataError, InputError, UsageError
 from dear.images.views import normalize
 from dear.utils.parallel import in_batches
 from dear.utils.progress import Progress
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 ImageLike = str | os.PathLike[str] | Image.Image
 Images = ImageSet | Sequence[ImageLike]  #: a labeled set, or files and Pillow images in a list
+Pixels = ImageSet | Tensor | Iterable[Tensor]
+"""An image set, normalized pixels [n, 3, S, S], or an iterable of such batches."""
 Result = TypeVar("Result")
 
 GPU_BATCH = 250  #: the supplement's test batch
@@ -67,25 +69,25 @@ def over_batches(
 
     Args:
         images: a set or a list.
-        compute: from the set and the places of a batch in it to a result; what it cannot read is black.
+        compute: from the set and the places of a batch in it to a result; unreadable images are black.
         clip: the backbone that it computes with, which decides the size of a batch.
         unreadable: "stop" raises at an image that cannot be read, "skip" goes on.
-        progress: called with (stage, images done, images in all).
+        progress: called with (stage, images done, total number of images).
         stage: for `progress`.
         batch: images at once; None: `images_at_once`. Halved when memory runs out.
         rows: which images; None: all.
 
     Returns:
-        the results of the batches, and why images could not be read, by their place.
+        the results of the batches, and by place the reason why an image could not be read.
     """
     if unreadable not in ("stop", "skip"):
-        raise UsageError(f"unreadable images: the policy is stop or skip, not {unreadable!r}")
+        raise UsageError(f"unreadable must be stop or skip, got {unreadable!r}")
     listed = not isinstance(images, ImageSet)
-    found = image_set(images)
+    source = image_set(images)
     size = batch or images_at_once(clip)
-    wanted = range(len(found)) if rows is None else rows
+    wanted = range(len(source)) if rows is None else rows
     parts: list[Result] = []
-    with read_ahead(found, clip.device) as ahead, torch.no_grad():
+    with read_ahead(source, clip.device) as ahead, torch.no_grad():
         # The first bad file of a list is named at once; of a dataset all bad ones are named.
         reading: ImageSet = ahead if listed and unreadable == "stop" else Readable(ahead, unreadable)
         work = in_batches(
@@ -96,11 +98,75 @@ def over_batches(
             if progress is not None:
                 progress(stage, done.stop, len(wanted))
     problems = reading.problems if isinstance(reading, Readable) else {}
-    if not listed and rows is None and problems and len(problems) == len(found):
+    if not listed and rows is None and problems and len(problems) == len(source):
         raise DataError(
-            f"{found.name}: none of its {len(found)} images can be read; the first: {problems[0]}"
+            f"{source.name}: none of its {len(source)} images can be read; the first: {problems[0]}"
         )
     return parts, problems
+
+
+def over_pixels(
+    images: Pixels,
+    compute: Callable[[Tensor], Result],
+    clip: Clip,
+    *,
+    unreadable: str = "stop",
+    progress: Progress | None = None,
+    batch: int | None = None,
+    rows: range | None = None,
+) -> tuple[list[Result], dict[int, str]]:
+    """`compute` of the normalized pixels [b, 3, S, S] of all images; see `over_batches`.
+
+    Images that are skipped because they cannot be read are left out of the batches. Pixels that are passed
+    as tensors are checked.
+    """
+    if isinstance(images, ImageSet):
+
+        def of_rows(reading: ImageSet, places: list[int]) -> list[Result]:
+            pixels = pixels_for(clip, reading, places)
+            problems = getattr(reading, "problems", {})
+            readable = [number for number, place in enumerate(places) if place not in problems]
+            if not readable:
+                return []
+            return [compute(pixels if len(readable) == len(places) else pixels[readable])]
+
+        parts, problems = over_batches(
+            images, of_rows, clip, unreadable=unreadable, progress=progress, batch=batch, rows=rows
+        )
+        return [result for part in parts for result in part], problems
+    total = len(images) if isinstance(images, Tensor) else None
+    size, done, results = batch or images_at_once(clip), 0, list[Result]()
+    with torch.no_grad():
+        for pixels in _checked_batches(images, clip):
+            work = in_batches(lambda some: compute(pixels[some.start : some.stop]), len(pixels), size)  # noqa: B023
+            for some, result in work:
+                results.append(result)
+                if progress is not None:
+                    progress("images", done + some.stop, total)
+            done += len(pixels)
+    return results, {}
+
+
+def count_images(images: Pixels) -> int | None:
+    """Number of images; None where it is not known in advance."""
+    return len(images) if isinstance(images, ImageSet | Tensor) else None
+
+
+def _checked_batches(images: Tensor | Iterable[Tensor], clip: Clip) -> Iterator[Tensor]:
+    """Batches of normalized pixels on the backbone's device; refused if shape or values are wrong."""
+    size = clip.config.vision.image_size
+    for batch in (images,) if isinstance(images, Tensor) else images:
+        if not isinstance(batch, Tensor):
+            raise InputError(f"batches of images must be tensors [B, 3, S, S], got {type(batch).__name__}")
+        if batch.dim() != 4 or batch.shape[1:] != (3, size, size) or not batch.is_floating_point():
+            raise InputError(
+                f"pixels must be normalized floats [B, 3, {size}, {size}], got {batch.dtype} "
+                f"{list(batch.shape)}"
+            )
+        if not bool(batch.isfinite().all()):
+            row = int((~batch.isfinite().flatten(1).all(dim=1)).nonzero()[0])
+            raise InputError(f"image {row} of the pixels contains NaN or infinity; leave it out")
+        yield batch.to(clip.device)
 
 
 def name_of(image: ImageLike) -> str:

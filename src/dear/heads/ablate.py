@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from dear.clip.model import Clip
+from dear.data.batches import Pixels, over_pixels
 from dear.errors import UsageError
-from dear.heads.batches import Images, batches
 from dear.heads.contributions import check_layers, head_maps, head_outputs
 from dear.heads.names import KINDS, Head
 from dear.heads.roles import RoleMap
@@ -54,24 +54,27 @@ class Collected:
 
 def collect(
     clip: Clip,
-    images: Images,
+    images: Pixels,
     layers: Iterable[int] | None = None,
     batch_size: int = 64,
     progress: Callable[[int], None] | None = None,
 ) -> Collected:
     """Run the images once and keep what ablations need (d values per head and image)."""
     chosen = check_layers(clip, layers)
-    features, outputs, done = [], [], 0
-    for batch in batches(clip, images, batch_size):
-        result = head_outputs(clip, batch, chosen)
-        features.append(result.features.cpu())
-        outputs.append(result.outputs.cpu())
-        done += len(batch)
+
+    def compute(pixels: Tensor) -> tuple[Tensor, Tensor]:
+        result = head_outputs(clip, pixels, chosen)
+        return result.features.cpu(), result.outputs.cpu()
+
+    def report(stage: str, done: int, total: int | None) -> None:
         if progress is not None:
             progress(done)
-    if not features:
+
+    parts, _ = over_pixels(images, compute, clip, progress=report, batch=batch_size)
+    if not parts:
         raise UsageError("there are no images to collect contributions from")
-    return Collected(torch.cat(features), torch.cat(outputs), head_maps(clip, chosen).cpu(), chosen)
+    features, outputs = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return Collected(features, outputs, head_maps(clip, chosen).cpu(), chosen)
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class AblationTask:
 
 def task(
     clip: Clip,
-    images: Images,
+    images: Pixels,
     labels: Tensor,
     classes: Sequence[str],
     template: str = "a photo of a {}.",

@@ -12,9 +12,9 @@ from msgspec import structs
 from torch import Tensor
 
 from dear.clip.model import Clip
+from dear.data.batches import Pixels, count_images, over_pixels
 from dear.data.images import ImageSet, is_utf8
-from dear.errors import OutOfMemory, RoleError, ran_out
-from dear.heads.batches import Images, batches, count
+from dear.errors import RoleError
 from dear.heads.concepts import Concepts, check_prototypes, cluster_concepts, fixed_concepts, tagged_concepts
 from dear.heads.contributions import check_layers, explained_share, head_maps, head_outputs
 from dear.heads.corpus import Corpus, load_corpus
@@ -23,7 +23,7 @@ from dear.heads.information import measure_information
 from dear.heads.moments import EVERY, Moments, SavedMoments
 from dear.heads.names import CORE, PROTOTYPES, Head
 from dear.heads.roles import Role, RoleMap
-from dear.heads.rules import MeasuredHead, assign
+from dear.heads.rules import MeasuredHead, assign, check_rule
 from dear.heads.sentences import DEFAULT, Embedder, sentence_embedder, unit
 from dear.heads.stability import REPLICATES, BlockMoments, bootstrap
 from dear.heads.textspan import Spans, textspan_moments
@@ -51,34 +51,36 @@ class RoleOptions:
     concepts: str | Mapping[str, Sequence[str]] = "clusters"
     core: tuple[str, ...] = CORE  #: concepts that get an attribute token
     sentences: str = DEFAULT  #: sentence-transformers model that measures how alike phrases are
-    batch_size: int = 64  #: images at once
+    batch_size: int = 64  #: images at once; halved when memory runs out
+    unreadable: str = "stop"  #: "stop" at an image that cannot be read, or "skip" it
     #: "images", or "weights": no image is read, heads are described by what they can write
     source: str = "images"
     #: how often roles are found again on images (or, from weights, phrases) drawn anew
     replicates: int = REPLICATES
 
     def __post_init__(self) -> None:
-        assign({}, self.rule, self.value)
+        check_rule(self.rule, self.value)
         if isinstance(self.concepts, Mapping):
             check_prototypes(self.concepts)
         elif self.concepts not in ("clusters", "fixed", "tags"):
             raise RoleError(
-                f"concepts = {self.concepts!r} is not a way to find concepts; "
-                "use 'clusters', 'fixed' or 'tags'"
+                f"concepts must be 'clusters', 'fixed', 'tags' or a mapping, got {self.concepts!r}"
             )
         if self.phrases is not None and self.phrases < 1:
-            raise RoleError(f"phrases = {self.phrases}: a head is described by at least one phrase")
+            raise RoleError(f"phrases must be at least 1, got {self.phrases}")
         if self.batch_size < 1:
-            raise RoleError(f"batch_size = {self.batch_size} must be at least 1")
+            raise RoleError(f"batch_size must be at least 1, got {self.batch_size}")
+        if self.unreadable not in ("stop", "skip"):
+            raise RoleError(f"unreadable must be stop or skip, got {self.unreadable!r}")
         if self.source not in SOURCES:
-            raise RoleError(f"source = {self.source!r} must be one of {', '.join(SOURCES)}")
+            raise RoleError(f"source must be {' or '.join(SOURCES)}, got {self.source!r}")
         if self.replicates < 0:
-            raise RoleError(f"replicates = {self.replicates} cannot be negative")
+            raise RoleError(f"replicates must be at least 0, got {self.replicates}")
 
 
 def discover_roles(
     clip: Clip,
-    images: Images | None = None,
+    images: Pixels | None = None,
     options: RoleOptions | None = None,
     *,
     progress: Progress | None = None,
@@ -115,11 +117,11 @@ def discover_roles(
     embed = sentence_embedder(options.sentences) if options.concepts != "tags" else None
     texts, features, dropped = text_features(clip, words.texts, progress)
     seen: Moments
-    saved = share = None
+    saved, share, skipped = None, None, 0
     if images is None:
         seen = weight_moments(clip, chosen)
     else:
-        seen, saved, share = _read(clip, images, chosen, options.batch_size, progress, keep)
+        seen, saved, share, skipped = _read(clip, images, chosen, options, progress, keep)
     progress("heads", 0, None)
     phrases = options.phrases or default_phrases(clip)
     spans = textspan_moments(seen, features, phrases)
@@ -156,6 +158,7 @@ def discover_roles(
     evidence = {
         "source": options.source,
         **({} if images is None else {"image_count": seen.count}),
+        **({"unreadable_images": skipped} if skipped else {}),
         "image_source": name if isinstance(name, str) else "",
         "corpus": {"name": words.name, "phrases": len(words), "indistinct": dropped},
         "phrases_per_head": phrases,
@@ -184,54 +187,63 @@ def _changed(options: RoleOptions, changes: Mapping[str, Any]) -> RoleOptions:
     return replace(options, **changes)
 
 
-def _check_source(source: str, images: Images | None) -> None:
+def _check_source(source: str, images: Pixels | None) -> None:
     """Images exactly where they are read, and enough of them."""
     if (images is None) != (source == "weights"):
         remedy = "leave them out" if source == "weights" else 'pass some, or source="weights"'
         raise RoleError(f"source = {source!r} needs {'no ' * (source == 'weights')}images; {remedy}")
     if images is not None:
-        _require_two(count(images))
+        _require_two(count_images(images))
 
 
 def _require_two(images: int | None) -> None:
     if images is not None and images < 2:
-        raise RoleError(f"roles need at least two images; {images} came")
+        raise RoleError(f"role discovery needs at least two images, got {images}")
 
 
 def _read(
     clip: Clip,
-    images: Images,
+    images: Pixels,
     layers: tuple[int, ...],
-    batch_size: int,
+    options: RoleOptions,
     progress: Progress,
     keep: PathLike | None,
-) -> tuple[BlockMoments, SavedMoments | None, float | None]:
-    """The moments of all images, where they are kept for a second try, and `explained_share` of a batch."""
-    total, every, share = count(images), images, None
-    seen = BlockMoments(head_maps(clip, layers), layers)
-    saved = None
+) -> tuple[BlockMoments, SavedMoments | None, float | None, int]:
+    """The moments of all images and where they are kept; `explained_share` of a batch; images skipped."""
+    total, batch = count_images(images), options.batch_size
+    moments = BlockMoments(head_maps(clip, layers), layers)
+    shares: list[float | None] = []
+    saved, start, batches = None, 0, 0
     if keep is not None and isinstance(images, ImageSet):
-        saved = SavedMoments(keep, clip, images, layers, batch_size)
-        images = images.subset(range(saved.restore(seen), len(images)))
-        saved.save(seen)  # fails now, not after the images, if the folder cannot be written
-    progress("images", seen.count, total)
-    try:
-        for number, batch in enumerate(batches(clip, images, batch_size), 1):
-            share = explained_share(clip, batch) if share is None else share
-            seen.add(head_outputs(clip, batch, layers).outputs)
-            if saved is not None and number % EVERY == 0:
-                saved.save(seen)
-            progress("images", seen.count, total)
-        if share is None and clip.visual.pool is not None:  # all was measured before an interruption
-            share = next((explained_share(clip, batch) for batch in batches(clip, every, batch_size)), None)
-    except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
-            raise
-        raise OutOfMemory(
-            f"out of memory with {batch_size} images at once; choose a smaller batch_size", hint="batch"
-        ) from error
-    _require_two(seen.count)
-    return seen, saved, share
+        saved = SavedMoments(keep, clip, images, layers, batch)
+        start = saved.restore(moments)
+        saved.save(moments, start)  # fails now, not after the images, if the folder cannot be written
+    progress("images", start, total)
+
+    def measure(pixels: Tensor) -> None:
+        outputs = head_outputs(clip, pixels, layers).outputs
+        if not shares:
+            shares.append(explained_share(clip, pixels))
+        moments.add(outputs)
+
+    def report(stage: str, done: int, _: int | None) -> None:
+        nonlocal batches
+        batches += 1
+        if saved is not None and batches % EVERY == 0:
+            saved.save(moments, start + done)
+        progress(stage, start + done, total)
+
+    rows = range(start, len(images)) if start and isinstance(images, ImageSet) else None
+    over_pixels(images, measure, clip, unreadable=options.unreadable, progress=report, batch=batch, rows=rows)
+    if not shares and isinstance(images, ImageSet):  # all was measured before an interruption
+        first = range(min(batch, len(images)))
+        shares, _ = over_pixels(
+            images, lambda pixels: explained_share(clip, pixels), clip,
+            unreadable=options.unreadable, batch=batch, rows=first,
+        )  # fmt: skip
+    _require_two(moments.count)
+    skipped = len(images) - moments.count if isinstance(images, ImageSet) else 0
+    return moments, saved, shares[0] if shares else None, skipped
 
 
 def default_phrases(clip: Clip) -> int:

@@ -96,20 +96,24 @@ class SavedMoments:
         self.key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
     def restore(self, moments: Moments) -> int:
-        """Load what an interrupted run of the same computation saved; returns how many images it has read."""
+        """Load what an interrupted run of the same computation saved; returns the number of images done.
+
+        Images that could not be read are done, but not part of the moments.
+        """
         try:
             tensors, words = read_safetensors(self.path, "kept moments")
-            key, count = words["dear"].split()
+            key, *numbers = words["dear"].split()
+            count, done = (int(number) for number in numbers if number.isdecimal() and len(number) <= 12)
             require_finite(tensors, str(self.path))
         except (DearError, KeyError, ValueError):  # none, or damaged: the images are read again
             return 0
-        if key != self.key or not count.isdecimal() or len(count) > 12 or int(count) > self.images:
+        if key != self.key or not count <= done <= self.images:
             return 0
-        return int(count) if moments.take(tensors, int(count)) else 0
+        return done if moments.take(tensors, count) else 0
 
-    def save(self, moments: Moments) -> None:
-        """Keep the moments of the images seen so far."""
-        write_safetensors(self.path, moments.tensors(), {"dear": f"{self.key} {moments.count}"})
+    def save(self, moments: Moments, done: int) -> None:
+        """Keep the moments of the first `done` images."""
+        write_safetensors(self.path, moments.tensors(), {"dear": f"{self.key} {moments.count} {done}"})
 
     def remove(self) -> None:
         """Delete the file; the computation is done."""

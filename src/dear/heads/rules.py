@@ -52,6 +52,10 @@ class MeasuredHead:
         return Role(kind, concept, round(self.entropy, 6), shares, self.phrases)
 
 
+#: of each rule: name, default and highest value of its threshold
+_THRESHOLDS = {"dominant": ("tau", 0.35, 1.0), "quantile": ("q", 0.20, 0.5)}
+
+
 def quantile(
     heads: Mapping[Head, MeasuredHead], q: float = 0.20, core: tuple[str, ...] = CORE
 ) -> dict[Head, Role]:
@@ -61,8 +65,7 @@ def quantile(
     core if that is a core concept, else other. Entropies of 20 phrases tie often; ties are broken by the
     larger leading share, then by layer and head, so that the counts are exact and the map is reproducible.
     """
-    if not 0 < q <= 0.5:
-        raise RoleError(f"quantile q = {q} must lie above 0 and not above 0.5")
+    check_rule("quantile", q)
     order = sorted(heads, key=lambda key: (round(heads[key].entropy, 9), -heads[key].leading[1], key))
     count = round(q * len(order))
     table: dict[Head, Role] = {}
@@ -86,8 +89,7 @@ def dominant(
     phrases: a head that drew its phrases evenly from twelve concepts would have 7 in some one concept in
     less than one case of a hundred.
     """
-    if not 0 < tau <= 1:
-        raise RoleError(f"dominant tau = {tau} must lie above 0 and not above 1")
+    check_rule("dominant", tau)
     table: dict[Head, Role] = {}
     for key, head in heads.items():
         concept, share = head.leading
@@ -115,18 +117,30 @@ def assign(
 
     Heads without any phrase (their output never varies) are mixed under every rule.
     """
+    threshold = check_rule(rule, value)
     without_phrases = {key: head.role("mixed", None) for key, head in heads.items() if not head.shares}
     with_phrases = {key: head for key, head in heads.items() if head.shares}
     if rule == "quantile":
-        q = 0.20 if value is None else value
-        return quantile(with_phrases, q, core) | without_phrases, {"q": q}
-    if rule == "dominant":
-        tau = 0.35 if value is None else value
-        return dominant(with_phrases, tau, core) | without_phrases, {"tau": tau}
-    raise RoleError(
-        f"no rule is called {rule!r}; choose dominant or quantile (RoleMap.table2() is the paper's map)",
-        hint="rule",
-    )
+        return quantile(with_phrases, threshold, core) | without_phrases, {"q": threshold}
+    return dominant(with_phrases, threshold, core) | without_phrases, {"tau": threshold}
+
+
+def check_rule(rule: str, value: float | None = None) -> float:
+    """The threshold of the rule of that name: `value`, or its default; refused if it is out of range.
+
+    >>> check_rule("dominant")
+    0.35
+    """
+    if rule not in _THRESHOLDS:
+        raise RoleError(
+            f"rule must be {' or '.join(_THRESHOLDS)}, got {rule!r} (RoleMap.table2() is the paper's map)",
+            hint="rule",
+        )
+    name, default, highest = _THRESHOLDS[rule]
+    threshold = default if value is None else value
+    if not 0 < threshold <= highest:
+        raise RoleError(f"{name} of the rule {rule} must be above 0 and at most {highest:g}, got {threshold}")
+    return threshold
 
 
 def rerule(roles: RoleMap, rule: str, value: float | None = None) -> RoleMap:

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from dear.data.batches import image_set, pixels_for
+from dear.data.batches import image_set, over_pixels, pixels_for
 from dear.data.images import ImageSet, even_subset
 from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
 from dear.heads.activations import activating_images, attention_maps
-from dear.heads.batches import batches
 from dear.heads.roles import Role, RoleMap
 from dear.images.views import square
 from dear.report.headmap import KIND_MEANINGS, head_map, kind_meanings, role_title
@@ -61,9 +60,10 @@ class HeadViewer:
         text = None if phrase is None else clip.encode_text([phrase])[0].float().cpu()
         found = activating_images(collected, key, text, phrase, _SHOWN)
         rows = [*found.most, *found.least]
-        looks = torch.cat(
-            [attention_maps(clip, part, [key])[0].cpu() for part in batches(clip, images.subset(rows))]
+        parts, _ = over_pixels(
+            images.subset(rows), lambda pixels: attention_maps(clip, pixels, [key])[0].cpu(), clip
         )
+        looks = torch.cat(parts)
         shown = [overlay(images.image(row), look) for row, look in zip(rows, looks, strict=True)]
         plain = [images.image(row) for row in rows]
         names = [name_of(images, row) for row in rows]

@@ -10,11 +10,11 @@ from PIL import Image
 from torch import Tensor
 
 from dear.clip.model import Clip
+from dear.data.batches import over_pixels
 from dear.data.images import ImageSet, even_places
 from dear.errors import DearError
 from dear.heads.ablate import AblationTask, collect, layer_effects, role_effects
 from dear.heads.activations import ActivatingImages, activating_images, attention_maps
-from dear.heads.batches import batches
 from dear.heads.roles import RoleMap
 from dear.heads.sentences import sentence_embedder
 from dear.report.page import thumbnail
@@ -68,7 +68,9 @@ def measure_heads(
         text = None if phrase is None else clip.encode_text([phrase])[0].float().cpu()
         found[key] = activating_images(seen, key, text, phrase, top)
     wanted = sorted({row for each in found.values() for row in (*each.most, *each.least)})
-    looks = [attention_maps(clip, batch, chosen).cpu() for batch in batches(clip, some.subset(wanted), 32)]
+    looks, _ = over_pixels(
+        some.subset(wanted), lambda pixels: attention_maps(clip, pixels, chosen).cpu(), clip, batch=32
+    )
     task = None
     if len(images.classes) > 1:
         prompts = [fill_template(images.template, name) for name in images.classes]
