@@ -122,7 +122,7 @@ roles discover --images photos --layers nine | --layers nine
 roles discover --images photos --layers 12-9 | --layers 12-9
 roles discover --images photos --layers 20-22 | 20 & 1 to 12
 roles discover --images photos --rule tabel2 | 'tabel2' & dominant
-roles discover --images photos --rule dominant --value 2 | tau = 2.0
+roles discover --images photos --rule dominant --value 2 | tau & 2.0
 roles discover --images photos --concepts dreams | dreams & 'clusters'
 roles discover --images photos --phrases 0 | phrases must be at least 1, got 0
 roles discover --images photos --corpus nowhere.txt | nowhere.txt

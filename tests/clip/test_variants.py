@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny import tiny_clip
 from torch import nn
 
 from dear.clip.correction import Correction
 from dear.clip.model import Clip
 from dear.clip.sharing import map_tensors, replace
-from dear.errors import UsageError
+from dear.errors import InputError, UsageError
 
 HEADS = ((4, 1), (6, 0))
 
@@ -94,3 +97,18 @@ def test_map_tensors_shares_what_does_not_change() -> None:
     assert other[0].weight.dtype == torch.float16
     assert pair[0].weight.dtype == torch.float32
     assert other[1] is pair[1]
+
+
+def test_images_are_encoded_from_paths_bytes_and_pillow(clip: Clip, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    images = [Image.fromarray(generator.integers(0, 256, (30, 40, 3), np.uint8)) for _ in range(3)]
+    expected = clip.encode_image(torch.stack([clip.preprocess(image) for image in images]))
+    files = [tmp_path / f"{number}.png" for number in range(3)]
+    for image, file in zip(images, files, strict=True):
+        image.save(file)
+    for sources in (images, files, [str(file) for file in files], [file.read_bytes() for file in files]):
+        assert torch.equal(clip.encode_image(sources), expected)
+    torch.testing.assert_close(clip.encode_image(files[1]), expected[1:2])
+    assert clip.encode_image([]).shape == (0, 20)
+    with pytest.raises(InputError, match=r"missing\.png"):
+        clip.encode_image([files[0], tmp_path / "missing.png"])

@@ -77,7 +77,7 @@ def test_quantile_counts_order_and_ties():
     random.Random(0).shuffle(shuffled)
     assert quantile(dict(shuffled), 0.2) == table
     for bad in (0, -0.1, 0.6):
-        with pytest.raises(RoleError, match="must lie"):
+        with pytest.raises(RoleError, match="got"):
             quantile(heads, bad)
 
 
@@ -245,7 +245,7 @@ def test_another_rule_on_the_same_measurements(tmp_path):
     assert rerule(ranked, "dominant", 0.6).table == roles.table
     with pytest.raises(RoleError, match="no measured shares"):
         rerule(RoleMap.table2(), "quantile")
-    with pytest.raises(RoleError, match="no rule"):
+    with pytest.raises(RoleError, match="best"):
         rerule(roles, "best")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 
 import torch
@@ -18,9 +19,10 @@ from dear.clip.tokenizer import Tokenizer, tokenize
 from dear.clip.towers import TextTower, VisionTower, initialize
 from dear.clip.variant import Variant, as_variant, cast
 from dear.errors import InputError, UsageError
-from dear.images.views import normalize, resize_crop
+from dear.images.views import Source, normalize, read_views, resize_crop
 
 _TEXTS_AT_ONCE = 256  # bounds the memory of long class lists
+_IMAGES_AT_ONCE = 64
 
 
 class Clip(nn.Module):
@@ -189,10 +191,41 @@ class Clip(nn.Module):
         """An image to normalized pixels [3, S, S], as the model was trained."""
         return normalize(resize_crop(image, self.config.view), self.config.mean, self.config.std)
 
-    def encode_image(self, pixels: Tensor) -> Tensor:
-        """Normalized pixels [B, 3, S, S] to image features [B, E], not of unit length; see also `focused`."""
+    def encode_image(self, images: Tensor | Source | Sequence[Source]) -> Tensor:
+        """Image features [B, E], not of unit length; see also `focused`.
+
+        Args:
+            images: normalized pixels [B, 3, S, S] as `preprocess` returns them, or one or several images:
+                paths, bytes of image files, or Pillow images.
+
+        Raises:
+            InputError: an image cannot be read, or the pixels have another shape.
+
+        Example:
+            >>> from PIL import Image
+            >>> clip = Clip(ClipConfig.named("ViT-B-32"))
+            >>> clip.encode_image([Image.new("RGB", (300, 200)), Image.new("RGB", (50, 50))]).shape
+            torch.Size([2, 512])
+        """
+        if isinstance(images, Tensor):
+            return self._encode_pixels(images.to(self.device))
+        sources = [images] if isinstance(images, str | bytes | os.PathLike | Image) else list(images)
+        parts = [
+            self._encode_pixels(self._read(sources[start : start + _IMAGES_AT_ONCE]))
+            for start in range(0, len(sources), _IMAGES_AT_ONCE)
+        ]
+        if not parts:
+            return torch.empty(0, self.feature_width, device=self.device, dtype=self.dtype)
+        return torch.cat(parts)
+
+    def _read(self, sources: Sequence[Source]) -> Tensor:
+        """Normalized pixels [b, 3, S, S] of images."""
+        views = read_views(sources, self.config.view, self.device).to(self.device)
+        return normalize(views, self.config.mean, self.config.std)
+
+    def _encode_pixels(self, pixels: Tensor) -> Tensor:
         with torch.no_grad():
-            pixels, visual = pixels.to(self.device), self.visual
+            visual = self.visual
             if not self.focus:
                 features: Tensor = visual(pixels)
                 return features
