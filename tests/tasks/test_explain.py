@@ -23,12 +23,12 @@ from dear.heads.roles import RoleMap
 from dear.methods import build_method
 from dear.runs.model import Model
 from dear.tasks.explain.dataset import explain_set
-from dear.tasks.explain.explainer import CONSTANTS, UNKNOWN, Explainer
+from dear.tasks.explain.explainer import Explainer
+from dear.tasks.explain.explanation import FIXED, UNKNOWN
 from dear.tasks.explain.groups import head_groups
-from dear.tasks.explain.page import overlay, write_explain_page
+from dear.tasks.explain.page import overlay, seen
 from dear.tasks.explain.parts import spread
 from dear.tasks.explain.regions import where
-from dear.tasks.explain.task import page_facts, seen, set_facts
 
 NAMES = ("dog", "cat", "bird", "fish", "turtle", "butterfly")
 
@@ -83,7 +83,6 @@ def test_maps_and_heads_are_parts_of_the_bars(explainer, explained) -> None:
     assert one.maps[""].shape == (2, 8, 8)
     groups = sum(one.maps[name] for name in explainer.groups.heads)
     torch.testing.assert_close(spread(groups), one.maps[""], atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(groups.sum((1, 2)), one.maps[""].sum((1, 2)), atol=1e-4, rtol=1e-4)
     assert {head.group for head in one.heads} <= set(explainer.groups.heads)
     differences = [abs(head.answer - head.other) for head in one.heads]
     assert differences == sorted(differences, reverse=True)
@@ -101,7 +100,7 @@ def test_without_a_role_is_the_answer_of_the_features_with_its_heads_at_their_me
     texts = explainer.method.prompts.frozen
     logits = clip.logit_scale * torch.nn.functional.normalize(features, dim=-1) @ texts.T
     for row, one in enumerate(explained):
-        found = next(other for other in one.roles if other.name == "Location")
+        found = next(other for other in one.without_heads if other.name == "Location")
         assert found.heads == len(heads)
         assert found.answer == NAMES[int(logits[row].argmax())]
         assert found.probability == pytest.approx(float(logits[row].softmax(0).max()), abs=1e-3)
@@ -119,15 +118,16 @@ def test_without_a_concept_its_words_say_nothing(explainer, explained, clip, tra
     other = explainer.model.corrected(both.correction())
     logits = other.logits(test)["default"]
     for row, one in enumerate(explained):
-        found = next(each for each in one.concepts if each.name == "Location")
+        found = next(each for each in one.without_concepts if each.name == "Location")
         assert found.answer == NAMES[int(logits[row].argmax())]
         assert found.probability == pytest.approx(float(logits[row].softmax(0).max()), abs=5e-3)
     late = {name: len(heads) for name, heads in explainer.groups.heads.items() if name != "Earlier heads"}
-    added = {bar.name: bar.decides for bar in explained[0].bars if bar.name in late}
+    added = {bar.name: bar.lead for bar in explained[0].bars if bar.name in late}
     each_head = sum(added.values()) / sum(late.values())
     order = [
-        each.beyond + (added[each.name] - each_head * late[each.name] if each.name in added else 0.0)
-        for each in explained[0].concepts
+        each.drop_beyond_chance
+        + (added[each.name] - each_head * late[each.name] if each.name in added else 0.0)
+        for each in explained[0].without_concepts
     ]
     assert order == sorted(order, reverse=True)
 
@@ -136,7 +136,7 @@ def test_any_two_classes_can_be_compared(explainer, test) -> None:
     one = explainer.explain(test.subset([0]), answer="Fish", against="dog")[0]
     assert (one.answer, one.other) == ("fish", "dog")
     swapped = explainer.explain(test.subset([0]), answer="dog", against="fish")[0]
-    assert [bar.decides for bar in one.bars] == pytest.approx([-bar.decides for bar in swapped.bars])
+    assert [bar.lead for bar in one.bars] == pytest.approx([-bar.lead for bar in swapped.bars])
     for wrong in ({"answer": "horse"}, {"answer": "dog", "against": "dog"}):
         with pytest.raises(UsageError):
             explainer.explain(test.subset([0]), **wrong)
@@ -156,9 +156,9 @@ def test_calibration_and_a_probes_bias_are_parts(clip, train, test) -> None:
         assert sum(bar.answer for bar in one.bars) == pytest.approx(
             float(scaled[pair[0]] - scaled.mean()), abs=1e-4
         )
-        constants = next(bar for bar in one.bars if bar.name == CONSTANTS)
-        assert constants.decides == pytest.approx((pair[0] - pair[1]) / 2, abs=0.2)  # bias over temperature
-        assert not one.concepts
+        constants = next(bar for bar in one.bars if bar.name == FIXED)
+        assert constants.lead == pytest.approx((pair[0] - pair[1]) / 2, abs=0.2)  # bias over temperature
+        assert not one.without_concepts
         assert any("reference" in notice for notice in one.notices)
 
 
@@ -204,9 +204,12 @@ def test_a_set_tells_which_parts_carry_its_answers(explainer, test, tmp_path: Pa
     right = (found.answers == found.labels) & (found.labels == 0)
     if bool(right.any()):
         torch.testing.assert_close(found.mixture(0, True), found.values[right].mean(0))
-    write_explain_page(set_facts(explainer, found, test), tmp_path / "set.html")
+    found.write_page(tmp_path / "set.html")
     assert "data:image" in (tmp_path / "set.html").read_text()
-    with pytest.raises(UsageError, match="does not know"):
+    assert (tmp_path / "set.html").read_text() == found._repr_html_()
+    frame = found.to_frame()
+    assert frame[list(found.parts)].sum(axis=1).tolist() == pytest.approx(best.tolist(), abs=1e-4)
+    with pytest.raises(UsageError, match="world:textures"):
         explain_set(explainer, open_data("world:textures", "test"))
 
 
@@ -246,11 +249,11 @@ def test_the_page_escapes_names_and_shows_the_heads(explainer, test, tmp_path: P
     image = test.image(0)
     image.save(tmp_path / "<b>odd.png")
     found = explainer.explain([tmp_path / "<b>odd.png"])
-    write_explain_page(page_facts(explainer, found, [image]), tmp_path / "why.html")
+    found.write_page(tmp_path / "why.html")
     page = (tmp_path / "why.html").read_text()
     assert "<b>odd" not in page
     assert "&lt;b&gt;odd.png" in page
-    assert seen(image, explainer.model).size == (64, 64)
+    assert seen(image, explainer.model.clip.config.view).size == found[0].view.size == (64, 64)
 
 
 def test_the_command_writes_a_page_and_json(tmp_path: Path, test) -> None:

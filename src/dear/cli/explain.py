@@ -26,7 +26,7 @@ def explain(
         Option(
             "--data",
             "-d",
-            help="Alone: a labeled set to explain. Beside images: reference images, else the run's own.",
+            help="Alone: a labeled set to explain. With images: reference images (default: training).",
         ),
     ] = None,
     split: Annotated[str, Option(help="Of the set to explain: train, test, val or all.")] = "test",
@@ -39,11 +39,11 @@ def explain(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Say why: the score of an answer as a sum over heads and patches, and the answer without a role.
+    """Explain answers: the score as a sum over heads and patches, and the answer without a role.
 
-    With images: bars per role for the answer and the runner-up, heatmaps, the most telling heads, the most
-    alike reference images, and what the answer would be without each role and concept. With --data alone:
-    which roles carry right and wrong answers, and images answered for an unusual reason.
+    With images: bars per role for the answer and the runner-up, relative to an average training image,
+    heatmaps, the most influential heads, similar training images, and answers without a role or concept.
+    With --data alone: which roles carry right and wrong answers, and images answered for an unusual reason.
 
     Examples:
 
@@ -53,47 +53,41 @@ def explain(
 
     `dear explain run --data photos/ --out why.html`
     """
-    from dear.data.open import open_data
-    from dear.images.views import find_images, open_image
-    from dear.runs.model import Model
-    from dear.tasks.explain.dataset import explain_set
-    from dear.tasks.explain.page import write_explain_page
-    from dear.tasks.explain.task import check_question, explainer_of, page_facts, set_facts
+    from dear.tasks.explain.dataset import SetExplanation
+    from dear.tasks.explain.task import explain as explain_run
 
     if not images and data is None:
         raise UsageError("name images to explain, or a labeled set with --data")
-    model = Model.of(run, backbone, device_named(device))
-    check_question(model, answer, against)
     if not images and (answer or against):
         raise UsageError("--class and --against are for single images; a set is explained by its answers")
     with stages() as progress:
-        explainer = explainer_of(model, data if images else None, data_root, roles, mode, progress)
-        if images:
-            files = find_images(images)
-            found = explainer.explain(files, answer, against, progress)
-            if out is not None:
-                write_explain_page(page_facts(explainer, found, [open_image(name) for name in files]), out)
-            facts: dict[str, object] = {"images": [one.facts() for one in found]}
-            lines = [f"{one.image}: {one.sentence}" for one in found]
-            notices = dict.fromkeys(notice for one in found for notice in one.notices)
-        else:
-            labeled = open_data(str(data), split, root=data_root)
-            whole = explain_set(explainer, labeled, progress)
-            page = set_facts(explainer, whole, labeled)
-            if out is not None:
-                write_explain_page(page, out)
-            facts = whole.facts()
-            lines = [
-                f"{name}, {count} images answered {right}: mostly by {part}"
-                for name, right, part, count, *_ in page.table.rows
-            ]
-            notices = dict.fromkeys(whole.notices)
+        result = explain_run(
+            run,
+            images or None,
+            answer=answer,
+            against=against,
+            data=data,
+            split=split,
+            roles=roles,
+            mode=mode,
+            root=data_root,
+            backbone=backbone,
+            device=device_named(device),
+            progress=progress,
+        )
+        if out is not None:
+            result.write_page(out)
     if as_json:
-        print_json(facts)
+        print_json(result.facts())
         return
-    for line in lines:
-        echo(line)
-    for notice in notices:
+    if isinstance(result, SetExplanation):
+        for name, right, count, mixture in result.mixtures():
+            answers = f"{name}, {count} images answered {'right' if right else 'wrong'}"
+            echo(f"{answers}: mostly by {result.parts[int(mixture.argmax())]}")
+    else:
+        for one in result:
+            echo(f"{one.image}: {one.sentence}")
+    for notice in result.notices:
         say(f"notice: {notice}")
     if out is not None:
         say(f"{out}: written")

@@ -20,9 +20,8 @@ from dear.runs.model import Model
 from dear.studio.service_client import Ranked, ask_service
 from dear.studio.state import StudioState
 from dear.tasks.explain.explainer import Explainer
-from dear.tasks.explain.page import heat
+from dear.tasks.explain.page import heat, section, seen
 from dear.tasks.explain.regions import where
-from dear.tasks.explain.task import page_facts, seen
 from dear.utils.progress import Progress
 
 Named = tuple[str, Image.Image]  #: an image with its name
@@ -226,15 +225,14 @@ def why_html(state: StudioState, images: Sequence[Named], classes: Sequence[str]
     image = _first(images)
     model = _on_classes(state.find_model(), classes, template)
     explainer = Explainer(model, state.images, state.roles)
-    facts = page_facts(explainer, explainer.explain([image]), [image]).images[0]
-    return render("studio/why.html", one=facts)
+    return render("studio/why.html", one=section(explainer.explain([image])[0]))
 
 
 def where_html(state: StudioState, images: Sequence[Named], phrase: str) -> str:
     """Where the frozen backbone sees a phrase in the first image."""
     image = _first(images)
     found = where(state.clip.plain, image, phrase)
-    shown = heat(seen(image, state.find_model()), found, f"where {phrase} is", ("name", phrase))
+    shown = heat(seen(image, state.clip.config.view), found, f"where {phrase} is", ("name", phrase))
     return render("studio/gallery.html", title=f"Where is {phrase.strip()}?", images=(shown,))
 
 

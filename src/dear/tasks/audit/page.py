@@ -16,8 +16,6 @@ from dear.shortcuts.find import Shortcut
 from dear.tasks.audit.findings import ConceptFinding, Finding, PropertyFinding
 from dear.tasks.audit.task import Audit
 from dear.tasks.explain.explainer import Explainer
-from dear.tasks.explain.page import write_explain_page
-from dear.tasks.explain.task import page_facts
 from dear.utils.files import PathLike, write_atomic
 from dear.utils.notices import note
 from dear.utils.progress import Progress
@@ -80,7 +78,7 @@ def _write_explanations(audit: Audit, out: PathLike, progress: Progress) -> dict
         note(f"no page of explanations: {error}")
         return {}
     page = Path(out).with_name(f"{Path(out).stem}-why.html")
-    write_explain_page(page_facts(explainer, explained, [images.image(place) for place in places]), page)
+    explained.write_page(page)
     links, first = {}, 1
     for name, each in chosen.items():
         links[name] = f"{page.name}#image-{first}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dear.heads.roles import RoleMap
 from dear.report.page import Thumbnail
 from dear.tasks.audit.findings import ConceptFinding
-from dear.tasks.explain.page import ImageFacts
+from dear.tasks.explain.explanation import Explanation
 from dear.tasks.run_report.facts import Compared, RunFacts
 
 
@@ -156,7 +156,7 @@ class DemoFacts:
     truth: tuple[TruthRow, ...]
     tasks: tuple[TaskFacts, ...]
     shortcut: ShortcutFacts
-    explained: tuple[ImageFacts, ...]  #: one right and one wrong answer
+    explained: Mapping[str, Explanation]  #: one right and one wrong answer, by title
     focus: FocusFacts
     retrieval: RetrievalFacts
     quick: bool = False

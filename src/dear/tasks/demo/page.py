@@ -17,6 +17,7 @@ from dear.tasks.demo.facts import (
     ShortcutFacts,
     TaskFacts,
 )
+from dear.tasks.explain.page import section
 from dear.tasks.run_report.facts import Compared
 from dear.tasks.run_report.page import gallery
 from dear.utils.files import write_atomic
@@ -49,6 +50,7 @@ def demo_page(facts: DemoFacts) -> str:
         "demo.html",
         title="dear: adapting a CLIP head by head",
         facts=facts,
+        explained=[section(one, title) for title, one in facts.explained.items()],
         terms=TERMS,
         tiles=_tiles(facts),
         kinds=kind_meanings(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,8 +20,8 @@ from dear.shortcuts.without import Without
 from dear.tasks.audit.task import audit
 from dear.tasks.demo.facts import FocusFacts, ShortcutFacts, TaskFacts
 from dear.tasks.evaluate import evaluate
-from dear.tasks.explain.page import ImageFacts
-from dear.tasks.explain.task import explainer_of, page_facts
+from dear.tasks.explain.explanation import Explanation
+from dear.tasks.explain.task import explainer_of
 from dear.tasks.repair import repair_run
 from dear.tasks.run_report.examine import examine
 from dear.tasks.run_report.facts import Compared
@@ -77,7 +77,7 @@ def _first(images: ImageSet, groups: Sequence[int | str], count: int | None) -> 
 
 def shortcut_parts(
     clip: Clip, roles: RoleMap, run: Path, size: Size
-) -> tuple[ShortcutFacts, tuple[ImageFacts, ...]]:
+) -> tuple[ShortcutFacts, dict[str, Explanation]]:
     """A linear probe of animals at a place of their own each: audited, repaired, and two answers explained.
 
     A run of an earlier demo with the same settings is used as it is.
@@ -112,17 +112,14 @@ def _share(found: Evaluation, rows: torch.Tensor) -> float:
     return float((found.answers[found.pick(None)] == found.labels)[rows].double().mean())
 
 
-def _explained(model: Model, test: ImageSet, found: Evaluation, home: torch.Tensor) -> tuple[ImageFacts, ...]:
+def _explained(model: Model, test: ImageSet, found: Evaluation, home: torch.Tensor) -> dict[str, Explanation]:
     """Why the first right answer at a place of training, and why the first wrong one, are as they are."""
     right = found.answers[found.pick(None)] == found.labels
     rows = [int(chosen.nonzero()[0]) for chosen in (right & home, ~right) if bool(chosen.any())]
     explainer = explainer_of(model)
     names = [(found.groups or ())[row] for row in rows]
-    facts = page_facts(explainer, explainer.explain(test.subset(rows)), [test.image(row) for row in rows])
-    return tuple(
-        replace(one, name=f"{'Right' if right[row] else 'Wrong'}: {name}")
-        for one, row, name in zip(facts.images, rows, names, strict=True)
-    )
+    titles = [f"{'Right' if right[row] else 'Wrong'}: {name}" for row, name in zip(rows, names, strict=True)]
+    return dict(zip(titles, explainer.explain(test.subset(rows)), strict=True))
 
 
 def _example(images: ImageSet, label: int) -> Thumbnail:

@@ -58,8 +58,8 @@ def demo(out: str | Path, quick: bool = False, progress: Progress = print) -> De
         shortcut, explained = shortcut_parts(clip, roles, folder / f"run-shortcut{end}", size)
     _print_shortcut(progress, shortcut)
     progress("4. Why this answer")
-    for one in explained:
-        progress(f"   {one.name}: {one.sentence}")
+    for title, one in explained.items():
+        progress(f"   {title}: {one.sentence}")
     with part("focus"):
         focus = focus_facts(clip, roles, size)
     _print_focus(progress, focus)
@@ -155,7 +155,7 @@ def results(facts: DemoFacts) -> dict[str, Any]:
             "random": [dict(draw) for draw in facts.shortcut.random],
             "at_home": list(facts.shortcut.at_home),
         },
-        "explained": {one.name: one.sentence for one in facts.explained},
+        "explained": {title: one.sentence for title, one in facts.explained.items()},
         "focus": {name: list(draws) for name, draws in facts.focus.accuracies.items()},
         "retrieval": [asdict(row) for row in facts.retrieval.rows],
     }

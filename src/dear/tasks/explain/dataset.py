@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from dear.data.batches import over_batches, pixels_for
 from dear.data.images import ImageSet
-from dear.errors import UsageError
+from dear.errors import DataError, UsageError
 from dear.tasks.explain.explainer import BATCH, Explainer
+from dear.utils.files import PathLike
 from dear.utils.progress import Progress
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
 class SetExplanation:
-    """Which parts carry the answers for a labeled set."""
+    """Which parts carry the answers for a labeled set.
 
-    name: str
-    classes: tuple[str, ...]
+    Renders as a page in notebooks. `to_frame` is the table of parts per image, `write_page` the page.
+    """
+
+    images: ImageSet  #: those that could be read
+    classes: tuple[str, ...]  #: of the model
     parts: tuple[str, ...]  #: names of the parts
     labels: Tensor  #: [n]
     answers: Tensor  #: [n]
     values: Tensor  #: [n, parts], of the answer's score above the mean of all classes
-    images: tuple[str, ...]
-    unusual: tuple[int, ...] = field(default=())  #: images answered for an unusual reason, the oddest first
-    distances: tuple[float, ...] = field(default=())  #: how unusual they are
+    method: str  #: title of the method
+    notes: Mapping[str, str]  #: how the explanation was made
+    unusual: tuple[int, ...] = ()  #: images answered for an unusual reason, the oddest first
+    distances: tuple[float, ...] = ()  #: how unusual they are
     notices: tuple[str, ...] = ()
 
     def mixture(self, label: int, right: bool) -> Tensor | None:
@@ -35,22 +44,32 @@ class SetExplanation:
         chosen = (self.labels == label) & ((self.answers == self.labels) == right)
         return self.values[chosen].mean(0) if bool(chosen.any()) else None
 
+    def mixtures(self) -> list[tuple[str, bool, int, Tensor]]:
+        """(class, answered right, number of images, mean parts [parts]) of every group with images."""
+        right = self.answers == self.labels
+        rows = []
+        for label, name in enumerate(self.classes):
+            for value in (True, False):
+                mixture = self.mixture(label, value)
+                if mixture is not None:
+                    rows.append(
+                        (name, value, int(((self.labels == label) & (right == value)).sum()), mixture)
+                    )
+        return rows
+
     def facts(self) -> dict[str, Any]:
         """Plain values for JSON."""
         rows: dict[str, dict[str, dict[str, float]]] = {}
-        for label, name in enumerate(self.classes):
-            for right in (True, False):
-                mixture = self.mixture(label, right)
-                if mixture is not None:
-                    values = {part: round(float(v), 4) for part, v in zip(self.parts, mixture, strict=True)}
-                    rows.setdefault(name, {})["right" if right else "wrong"] = values
+        for name, right, _, mixture in self.mixtures():
+            values = {part: round(float(v), 4) for part, v in zip(self.parts, mixture, strict=True)}
+            rows.setdefault(name, {})["right" if right else "wrong"] = values
         return {
             "images": len(self.labels),
             "accuracy": round(float((self.answers == self.labels).float().mean()), 6),
             "classes": rows,
             "unusual": [
                 {
-                    "image": self.images[place],
+                    "image": self.images.key(place),
                     "answer": self.classes[int(self.answers[place])],
                     "class": self.classes[int(self.labels[place])],
                     "distance": round(distance, 3),
@@ -60,14 +79,41 @@ class SetExplanation:
             "notices": list(self.notices),
         }
 
+    def to_frame(self) -> pd.DataFrame:
+        """One row per image: class, answer, and the parts of the answer's score. Needs pandas."""
+        import pandas as pd
+
+        rows = zip(self.labels.tolist(), self.answers.tolist(), self.values.tolist(), strict=True)
+        return pd.DataFrame(
+            {"image": self.images.key(place), "class": self.classes[label], "answer": self.classes[answer]}
+            | dict(zip(self.parts, values, strict=True))
+            for place, (label, answer, values) in enumerate(rows)
+        )
+
+    def _repr_html_(self) -> str:
+        from dear.tasks.explain.page import set_html
+
+        return set_html(self)
+
+    def write_page(self, path: PathLike) -> None:
+        """Write the page to a file, whole or not at all."""
+        from dear.tasks.explain.page import write_explain_page
+
+        write_explain_page(self, path)
+
 
 def explain_set(
     explainer: Explainer, images: ImageSet, progress: Progress | None = None, most: int = 12
 ) -> SetExplanation:
-    """Take the answers for a labeled set apart, and find those with an unusual mixture of parts.
+    """Decompose the answers for a labeled set, and find those with an unusual mixture of parts.
 
-    The mixture of an image is compared with those of all images that got the same answer: how far each part
-    lies from their mean, in their standard deviations, and the root of the mean square of that.
+    The mixture of an image is compared with those of all images with the same answer: how far each part is
+    from their mean, in their standard deviations, and the root of the mean square of that. Unreadable images
+    are skipped.
+
+    Raises:
+        UsageError: the set has classes that the model does not have.
+        DataError: no image can be read.
     """
     model = explainer.model
     known, labels = model.for_labels(images)
@@ -81,32 +127,34 @@ def explain_set(
     def run(some: ImageSet, rows: list[int]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
         trace = explainer.trace(pixels_for(explainer.method.clip, some, rows))
         notices[:] = explainer.notices(trace)
-        pairs = explainer.pairs(trace.logits.cpu())
-        questions = explainer.questions(pairs)[:1]
-        table = explainer.table(trace.parts(questions), questions)
-        return pairs[:, 0], torch.stack([value[0] for value in table.values()], dim=-1), tuple(table)
+        answers = explainer.pairs(trace.logits.cpu())[:, :1]
+        table = explainer.relative_table(trace.parts(explainer.questions(answers)), answers)
+        return answers[:, 0], torch.stack([value[0] for value in table.values()], dim=-1), tuple(table)
 
     parts, problems = over_batches(
         images, run, explainer.method.clip, unreadable="skip", progress=progress, batch=BATCH
     )
     keep = [row for row in range(len(images)) if row not in problems]
+    if not keep:
+        raise DataError(f"{images.name}: no image can be read")
     answers = torch.cat([part[0] for part in parts])[keep]
     values = torch.cat([part[1] for part in parts])[keep]
     distances = torch.zeros(len(keep), dtype=torch.float64)
     for answer in answers.unique().tolist():
-        own = answers == answer
-        if int(own.sum()) > 2:
-            spread = values[own].std(0).clamp(min=1e-9)
-            distances[own] = ((values[own] - values[own].mean(0)) / spread).square().mean(-1).sqrt()
+        same = answers == answer
+        if int(same.sum()) > 2:
+            spread = values[same].std(0).clamp(min=1e-9)
+            distances[same] = ((values[same] - values[same].mean(0)) / spread).square().mean(-1).sqrt()
     order = distances.argsort(descending=True, stable=True)[:most].tolist()
     return SetExplanation(
-        images.name,
+        images if len(keep) == len(images) else images.subset(keep),
         model.classes,
         parts[0][2],
         labels.cpu()[keep],
         answers,
         values,
-        tuple(images.key(row) for row in keep),
+        explainer.method.title,
+        explainer.notes(),
         tuple(order),
         tuple(float(distances[place]) for place in order),
         tuple(dict.fromkeys(notices)),

@@ -1,34 +1,48 @@
 """Why a model answers as it does: its score as a sum over heads, tokens and patches, and other answers.
 
-The score of a class is compared with that of another, the runner-up unless one is named. Both are taken apart
-exactly (`parts`) and shown above the mean of all classes, which changes no answer. Answers without
-something are computed, not guessed: without the heads of a role (what they add to the feature replaced by its
-mean over reference images), and without a concept (its heads, and the span of its words in the feature).
+The score of a class is compared with that of another, the runner-up unless one is named. Both are decomposed
+exactly (`parts`) and shown above the mean of all classes, which changes no answer. Every part is relative to
+its mean over reference images: what an average image gets is one part, and the others say what is particular
+about this image. Answers without something are computed: without the heads of a role (what they add to the
+feature replaced by its mean over reference images), and without a concept (its heads, and the span of its
+words in the feature).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from dear.calibration.scales import apply_scales
 from dear.clip.model import Clip
 from dear.data.batches import Images, image_set, over_batches, pixels_for
 from dear.data.images import ImageSet
-from dear.errors import UsageError
+from dear.errors import DataError, UsageError
 from dear.heads.concept_words import known_concepts, readable_words, value_features
 from dear.heads.contributions import head_maps
 from dear.heads.known_roles import known_roles
 from dear.heads.names import Head
 from dear.heads.roles import RoleMap
 from dear.shortcuts.removal import span_basis
-from dear.tasks.explain.explanation import Bar, Explanation, HeadPart, Otherwise
+from dear.tasks.explain.explanation import (
+    AVERAGE,
+    FIXED,
+    MLPS,
+    UNKNOWN,
+    Bar,
+    Counterfactual,
+    Explanation,
+    Explanations,
+    HeadPart,
+    Neighbor,
+)
 from dear.tasks.explain.groups import EARLY, HeadGroups, head_groups
 from dear.tasks.explain.parts import Parts, Trace, means_of, spread
 from dear.utils.progress import Progress
@@ -38,24 +52,27 @@ if TYPE_CHECKING:
 
 REFERENCE = 96  #: reference images at most
 BATCH = 16
-MLPS, EMBEDDING, CONSTANTS, CALIBRATION, UNKNOWN = (
-    "MLPs",
-    "Embedding",
-    "Constants",
-    "Calibration",
-    "Not taken apart",
-)
 _TOP_HEADS, _NEIGHBORS = 6, 6
 
 
 @dataclass(frozen=True)
-class ReferenceMeans:
-    """What is known of reference images: means of heads, mean feature, and heads' outputs."""
+class ClassMeans:
+    """Means over the reference images of the score of one class: by part, and by head [L, H]."""
+
+    parts: Mapping[str, float]
+    heads: Tensor
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Reference images: means of heads' outputs, mean feature, outputs per image, and their traces."""
 
     images: ImageSet
     means: list[dict[int, Tensor]]
     center: Tensor  #: [E], mean feature
     states: Tensor  #: [n, L, H, d], of the class token, divided by its spread
+    traces: tuple[Trace, ...]  #: without activations
+    by_class: dict[int, ClassMeans] = field(default_factory=dict)  #: computed when a class is explained
 
 
 class Explainer:
@@ -63,8 +80,9 @@ class Explainer:
 
     Args:
         model: what answers.
-        reference: images whose means heads are replaced with, and in which neighbors are looked for (the
-            training images, usually); None: no answer without something can be given.
+        reference: images to compare with, usually the training images: parts are relative to their mean
+            over them, heads are replaced by their mean. Unreadable ones are skipped. None: parts are
+            absolute, and there are no answers without something.
         roles: role map; None: the method's, or the backbone's own.
         mode: way to predict; None: the usual one.
         progress: called with ("reference", images done, images in all).
@@ -104,7 +122,7 @@ class Explainer:
         return Trace(self.method.clip, answer)
 
     @cached_property
-    def reference(self) -> ReferenceMeans | None:
+    def reference(self) -> Reference | None:
         """The reference images, run once."""
         if self.images is None:
             return None
@@ -112,27 +130,60 @@ class Explainer:
         def run(some: ImageSet, rows: list[int]) -> tuple[Trace, Tensor, Tensor]:
             trace = self.trace(pixels_for(self.method.clip, some, rows))
             states = trace.head_states()[0]
-            return trace, trace.features(), states[min(states)].float()
+            result = trace, trace.features(), states[min(states)].float()
+            trace.release_activations()
+            return result
 
-        parts, _ = over_batches(
-            self.images,
-            run,
-            self.method.clip,
-            unreadable="skip",
-            progress=self._progress,
-            stage="reference",
-            batch=BATCH,
-        )
-        means = means_of(trace for trace, _, _ in parts)
-        features = torch.cat([features for _, features, _ in parts])
-        return ReferenceMeans(
-            self.images, means, features.mean(0), torch.cat([states for *_, states in parts])
-        )
+        images = self.images
+        while True:
+            batches, problems = over_batches(
+                images,
+                run,
+                self.method.clip,
+                unreadable="skip",
+                progress=self._progress,
+                stage="reference",
+                batch=BATCH,
+            )
+            if not problems:
+                break
+            images = images.subset([row for row in range(len(images)) if row not in problems])
+            if not len(images):
+                raise DataError(f"{self.images.name}: no reference image can be read")
+        traces, features, states = zip(*batches, strict=True)
+        center = torch.cat(features).mean(0)
+        return Reference(images, means_of(traces), center, torch.cat(states), traces)
+
+    def _means(self, labels: Tensor) -> list[list[ClassMeans]]:
+        """Means for classes [B, Q] as lists [Q][B]; empty without reference images."""
+        reference = self.reference
+        if reference is None:
+            return []
+        return [[self._class_means(reference, label) for label in row] for row in labels.T.tolist()]
+
+    def _class_means(self, reference: Reference, label: int) -> ClassMeans:
+        """Means of the parts of a class's score over the reference images."""
+        if label not in reference.by_class:
+            tables: list[dict[str, Tensor]] = []
+            heads: list[Tensor] = []
+            for trace in reference.traces:
+                labels = torch.full((len(trace.logits), 1), label)
+                parts = trace.parts(self.questions(labels))
+                tables.append(self.table(parts))
+                heads.append(parts.heads[0, :, 0])  # [B, L, H]
+            means = {
+                name: float(torch.cat([table[name][0] for table in tables]).mean()) for name in tables[0]
+            }
+            reference.by_class[label] = ClassMeans(means, torch.cat(heads).mean(0))
+        return reference.by_class[label]
 
     @cached_property
     def concepts(self) -> dict[str, tuple[tuple[str, ...], Tensor, Tensor]]:
         """Per concept the words that the backbone reads, their features [K, E], and their span [E, E]."""
-        clip, found = self.model.clip, {}
+        clip = self.model.clip
+        found: dict[str, tuple[tuple[str, ...], Tensor, Tensor]] = {}
+        if not self.groups.by_role:  # a map that names no heads names no concepts either
+            return found
         for name, concept in known_concepts().items():
             if clip.tokenizer is not None and len(readable_words(clip, concept.words)) > 1:
                 words, features = value_features(clip, concept)
@@ -148,7 +199,7 @@ class Explainer:
         answer: str | None = None,
         against: str | None = None,
         progress: Progress | None = None,
-    ) -> list[Explanation]:
+    ) -> Explanations:
         """Explain the answers for images.
 
         Args:
@@ -157,7 +208,9 @@ class Explainer:
             against: the class to compare with; None: the likeliest other one.
             progress: called with ("images", images done, images in all).
         """
-        chosen = [None if name is None else self._class(name) for name in (answer, against)]
+        chosen = [
+            None if name is None else find_class(self.model.classes, name) for name in (answer, against)
+        ]
         if len(self.model.classes) < 2:
             raise UsageError("with one class there is nothing to compare an answer with; add another class")
         if chosen[0] is not None and chosen[0] == chosen[1]:
@@ -165,18 +218,29 @@ class Explainer:
         found = image_set(images)
 
         def run(some: ImageSet, rows: list[int]) -> list[Explanation]:
-            trace = self.trace(pixels_for(self.method.clip, some, rows))
-            return self._explained(trace, [found.key(row) for row in rows], chosen)
+            pixels = pixels_for(self.method.clip, some, rows)
+            return self._explain(pixels, [found.key(row) for row in rows], chosen)
 
         parts, _ = over_batches(images, run, self.method.clip, progress=progress, batch=BATCH)
-        return [explanation for part in parts for explanation in part]
+        items = tuple(explanation for part in parts for explanation in part)
+        return Explanations(items, self.method.title, self.notes())
+
+    def notes(self) -> dict[str, str]:
+        """How explanations are made, for people."""
+        classes, reference = self.model.classes, self.reference
+        return {
+            "model": f"{self.method.title} on {self.model.clip.name}, mode {self.mode}",
+            "classes": ", ".join(classes[:20]) + (" …" if len(classes) > 20 else ""),
+            "reference images": "none"
+            if reference is None
+            else f"{len(reference.images)} of {reference.images.name}",
+        }
 
     def bars(self, pixels: Tensor) -> list[tuple[str, str, tuple[Bar, ...]]]:
         """Answer, runner-up and bars alone, of normalized pixels [B, 3, S, S]."""
         trace = self.trace(pixels)
         pairs = self.pairs(trace.logits.cpu())
-        questions = self.questions(pairs)
-        table = self.table(trace.parts(questions), questions)
+        table = self.relative_table(trace.parts(self.questions(pairs)), pairs)
         names = [[self.model.classes[c] for c in pair] for pair in pairs.tolist()]
         return [(names[b][0], names[b][1], self._bars(table, b)) for b in range(len(pairs))]
 
@@ -186,12 +250,21 @@ class Explainer:
             for name, value in table.items()
         )
 
-    def _class(self, name: str) -> int:
-        classes = self.model.classes
-        same = [c for c, known in enumerate(classes) if known.casefold() == name.casefold()]
-        if not same:
-            raise UsageError(f"the model has no class {name!r}; it has {', '.join(classes[:12])}")
-        return same[0]
+    def relative_table(self, parts: Parts, labels: Tensor) -> dict[str, Tensor]:
+        """`table` of the scores of classes [B, Q], less its means over the reference images: [Q, B] each.
+
+        The sum of the means is one more part, so that the sum is the score.
+        """
+        table, means = self.table(parts), self._means(labels)
+        if not means:
+            return table
+
+        def mean(name: str) -> Tensor:
+            return torch.tensor([[each.parts[name] for each in row] for row in means], dtype=torch.float64)
+
+        result = {name: value - mean(name) for name, value in table.items()}
+        result[AVERAGE] = sum((mean(name) for name in table), torch.zeros(()))
+        return result
 
     def pairs(self, logits: Tensor, chosen: Sequence[int | None] = (None, None)) -> Tensor:
         """The class to explain and the one to compare with, [B, 2]."""
@@ -204,77 +277,108 @@ class Explainer:
         return torch.tensor(found)
 
     def questions(self, pairs: Tensor) -> Tensor:
-        """Both classes above the mean of all, [2, B, C]."""
+        """Weights of the classes: those of `pairs` [B, Q] above the mean of all, [Q, B, C]."""
         return F.one_hot(pairs.T, len(self.model.classes)).double() - 1 / len(self.model.classes)
 
-    def _explained(
-        self, trace: Trace, names: Sequence[str], chosen: Sequence[int | None]
+    def _explain(
+        self, pixels: Tensor, names: Sequence[str], chosen: Sequence[int | None]
     ) -> list[Explanation]:
+        trace = self.trace(pixels)
         logits = trace.logits.cpu()
         pairs = self.pairs(logits, chosen)
-        questions = self.questions(pairs)
-        parts = trace.parts(questions, patches=True)
-        assert parts.patches is not None
-        table = self.table(parts, questions)
-        everything = parts.patches.sum(2)  # [2, B, L, H, S, S], over the rows
-        by_head = parts.heads.sum(2)  # [2, B, L, H]
+        parts = trace.parts(self.questions(pairs), patches=True)
+        table = self.relative_table(parts, pairs)
+        by_head = self._relative_heads(parts.heads[:, :, 0], pairs)  # [2, B, L, H]
         probabilities = logits.float().softmax(-1)
-        roles, concepts = self._otherwise(trace, pairs, logits)
-        near = self._neighbors(trace, by_head)
-        lost = table[UNKNOWN].abs().sum(0) if UNKNOWN in table else torch.zeros(len(names))
+        without_heads, without_concepts = self._counterfactuals(trace, pairs, logits)
+        neighbors = self._neighbors(trace, by_head)
+        unknown = table[UNKNOWN].abs().sum(0) if UNKNOWN in table else torch.zeros(len(names))
         total = torch.stack([value.abs().sum(0) for value in table.values()]).sum(0)
-        notices = tuple(self.notices(trace))
-        found = []
+        notices, views = tuple(self.notices(trace)), self._views(pixels)
+        result = []
         for b, name in enumerate(names):
             order = probabilities[b].argsort(descending=True, stable=True).tolist()
-            maps = {"": spread(everything[:, b].sum((1, 2)))}
-            for group, heads in self.groups.heads.items():
-                maps[group] = sum((everything[:, b, layer - 1, h] for layer, h in heads), torch.zeros(()))
             bars = self._bars(table, b)
-            own = self._own_heads(bars)
-            without = [each[b] for each in concepts]
-            found.append(
+            excess = self._excess(bars)
+            concepts = [each[b] for each in without_concepts]
+            result.append(
                 Explanation(
                     image=name,
+                    view=views[b],
                     answer=self.model.classes[int(pairs[b, 0])],
                     other=self.model.classes[int(pairs[b, 1])],
                     probabilities=tuple((self.model.classes[c], float(probabilities[b, c])) for c in order),
                     scores=(float(parts.score[0, b]), float(parts.score[1, b])),
                     bars=bars,
+                    head_parts=by_head[:, b],
                     heads=self._heads(by_head[:, b]),
-                    maps=maps,
-                    roles=tuple(each[b] for each in roles),
-                    # Two witnesses: what goes away without it, and what its own heads add.
-                    concepts=tuple(sorted(without, key=lambda c: -c.beyond - own.get(c.name, 0.0))),
-                    neighbors=near[b] if near else (),
-                    exact=1 - float(lost[b] / total[b]) if float(total[b]) else 1.0,
+                    maps=self._patch_maps(parts, table, b),
+                    without_heads=tuple(each[b] for each in without_heads),
+                    # Two witnesses: the lead without the concept, and what its heads add.
+                    without_concepts=tuple(
+                        sorted(concepts, key=lambda c: -c.drop_beyond_chance - excess.get(c.name, 0.0))
+                    ),
+                    neighbors=neighbors[b] if neighbors else (),
+                    exact=1 - float(unknown[b] / total[b]) if float(total[b]) else 1.0,
                     notices=notices,
                 )
             )
-        return found
+        return result
 
-    def table(self, parts: Parts, questions: Tensor) -> dict[str, Tensor]:
+    def table(self, parts: Parts) -> dict[str, Tensor]:
         """The parts by name, [Q, B] each: their sum is the score."""
-        heads = parts.heads[:, :, 0]
+        heads = parts.heads[:, :, 0]  # of the class token, [Q, B, L, H]
         found = {
             name: sum((heads[:, :, layer - 1, head] for layer, head in keys), torch.zeros(()))
             for name, keys in self.groups.heads.items()
         }
+        rows = parts.rows()
+        for name, places in self._tokens(rows.shape[-1] - 1).items():
+            found[name] = rows[:, :, places].sum(-1)
         found[MLPS] = parts.mlps[:, :, 0].sum(-1)
-        found[EMBEDDING] = parts.start[:, :, 0]
-        votes = parts.rows()
-        for name, places in self._tokens(votes.shape[-1] - 1).items():
-            found[name] = votes[:, :, places].sum(-1)
         removed = {key: value for key, value in parts.constants.items() if key.startswith("correction")}
         if removed:
             found[self._removal] = sum(removed.values(), torch.zeros(()))
-        constant = sum((v for key, v in parts.constants.items() if key not in removed), torch.zeros(()))
+        constants = (value for key, value in parts.constants.items() if key not in removed)
+        found[FIXED] = parts.start[:, :, 0] + sum(constants, torch.zeros(()))
         if parts.linear:
-            constant = constant + parts.rest
+            found[FIXED] = found[FIXED] + parts.rest
         else:
             found[UNKNOWN] = parts.rest
-        found[CONSTANTS] = constant
         return {name: value.expand_as(parts.score) for name, value in found.items()}
+
+    def _relative_heads(self, heads: Tensor, labels: Tensor) -> Tensor:
+        """Heads' parts [Q, B, L, H] of the scores of classes [B, Q] less their means."""
+        means = self._means(labels)
+        if not means:
+            return heads
+        return heads - torch.stack([torch.stack([each.heads for each in row]) for row in means])
+
+    def _patch_maps(self, parts: Parts, table: Mapping[str, Tensor], image: int) -> dict[str, Tensor]:
+        """Bars of heads and tokens by patch, [2, S, S] each: a map sums to its bar.
+
+        What does not come from a patch of this image (the mean over reference images, other tokens) is spread
+        evenly over all patches.
+        """
+        assert parts.patches is not None
+        patches = parts.patches[:, image].double()  # [2, R, L, H, S, S]
+        maps = {
+            name: sum((patches[:, 0, layer - 1, h] for layer, h in heads), torch.zeros(()))
+            for name, heads in self.groups.heads.items()
+        }
+        for name, rows in self._tokens(patches.shape[1] - 1).items():
+            maps[name] = patches[:, rows].sum((1, 2, 3))
+        for name, value in maps.items():
+            missing = table[name][:, image] - value.sum((1, 2))  # [2]
+            maps[name] = value + (missing / value[0].numel())[:, None, None]
+        return {"": spread(sum(maps.values(), torch.zeros(()))), **maps}
+
+    def _views(self, pixels: Tensor) -> list[Image.Image]:
+        """What the model sees: normalized pixels [B, 3, S, S] as images."""
+        config = self.method.clip.config
+        mean, std = (torch.tensor(each).view(3, 1, 1) for each in (config.mean, config.std))
+        bytes_ = ((pixels.float().cpu() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+        return [Image.fromarray(each.permute(1, 2, 0).contiguous().numpy()) for each in bytes_]
 
     @property
     def _removal(self) -> str:
@@ -293,12 +397,12 @@ class Explainer:
             }
         return {"Tokens": list(range(1, 1 + count))}
 
-    def _own_heads(self, bars: Sequence[Bar]) -> dict[str, float]:
+    def _excess(self, bars: Sequence[Bar]) -> dict[str, float]:
         """What the heads of each role add to the lead beyond as many heads of the role map's layers."""
         if not self.groups.by_role:
             return {}
         late = {name: len(heads) for name, heads in self.groups.heads.items() if name != EARLY}
-        added = {bar.name: bar.decides for bar in bars if bar.name in late}
+        added = {bar.name: bar.lead for bar in bars if bar.name in late}
         each = sum(added.values()) / sum(late.values())
         return {name: added[name] - each * late[name] for name in self.groups.named}
 
@@ -307,58 +411,64 @@ class Explainer:
             return "role" if self.groups.by_role else "layer"
         if name in self.groups.heads:
             return "heads"
+        if name == AVERAGE:
+            return "average"
         return "token" if name.startswith("Token") else "rest"
 
     def _heads(self, parts: Tensor) -> tuple[HeadPart, ...]:
-        """The heads that decide most, from parts [2, L, H]."""
-        owner = {key: name for name, keys in self.groups.heads.items() for key in keys}
+        """The heads that add most to the lead or take most from it, from parts [2, L, H]."""
+        groups = {key: name for name, keys in self.groups.heads.items() for key in keys}
         size = parts.shape[-1]
         order = (parts[0] - parts[1]).abs().flatten().argsort(descending=True)[:_TOP_HEADS].tolist()
-        found = []
+        result = []
         for place in order:
             key = (place // size + 1, place % size)
-            known = self.role_map is not None and key in self.role_map.table
-            phrases = self.role_map[key].phrases if known and self.role_map is not None else ()
-            values = parts[:, key[0] - 1, key[1]]
-            found.append(HeadPart(*key, owner[key], float(values[0]), float(values[1]), tuple(phrases)))
-        return tuple(found)
+            phrases: tuple[str, ...] = ()
+            if self.groups.by_role and self.role_map is not None and key in self.role_map.table:
+                phrases = self.role_map[key].phrases
+            answer, other = parts[:, key[0] - 1, key[1]].tolist()
+            result.append(HeadPart(*key, groups[key], answer, other, phrases))
+        return tuple(result)
 
     def notices(self, trace: Trace) -> list[str]:
         """What a reader should know."""
         found = [self.groups.notice] if self.groups.notice else []
         if self.images is None:
-            found.append("There are no reference images, so answers without something cannot be computed.")
+            found.append(
+                "There are no reference images: bars are not relative to an average image, and answers "
+                "without a role or concept are not computed."
+            )
         if not trace.linear:
             found.append(
                 f"{self.method.title} compares an image with its training images by a kernel: that part of "
-                "the score cannot be taken apart exactly and is one bar."
+                f"the score cannot be decomposed and is one bar, {UNKNOWN.lower()}."
             )
         return found
 
     # -- other answers ----------------------------------------------------------------------------
 
-    def _otherwise(
+    def _counterfactuals(
         self, trace: Trace, pairs: Tensor, logits: Tensor
-    ) -> tuple[list[list[Otherwise]], list[list[Otherwise]]]:
+    ) -> tuple[list[list[Counterfactual]], list[list[Counterfactual]]]:
         """Answers without the heads of each group, and without each concept: [..][B]."""
-        known = self.reference
-        if known is None:
+        reference = self.reference
+        if reference is None:
             return [], []
-        roles = [
-            self._changed(name, trace.without(heads, known.means), pairs, logits, len(heads))
+        groups = [
+            self._changed(name, trace.without(heads, reference.means), pairs, logits, len(heads))
             for name, heads in self.groups.named.items()
         ]
         concepts = []
-        features = trace.features() - known.center  # [B, E]
+        features = trace.features() - reference.center  # [B, E]
         for name, (words, texts, span) in self.concepts.items():
             heads = () if self.role_map is None else self.role_map.select(concept=name)
-            affine = torch.eye(len(span)) - span, known.center @ span
-            new = trace.without(heads, known.means, affine)
+            affine = torch.eye(len(span)) - span, reference.center @ span
+            new = trace.without(heads, reference.means, affine)
             nearest = (features @ (texts - texts.mean(0)).T).argmax(-1).tolist()
             values = [words[place] for place in nearest]
             share = float(span.trace()) / len(span)
             concepts.append(self._changed(name, new, pairs, logits, len(heads), share, values))
-        return roles, concepts
+        return groups, concepts
 
     def _changed(
         self,
@@ -369,13 +479,13 @@ class Explainer:
         heads: int,
         share: float = 0.0,
         values: Sequence[str] | None = None,
-    ) -> list[Otherwise]:
+    ) -> list[Counterfactual]:
         """What new logits change; `share` of the feature's directions was removed for them."""
         new = new.float().cpu()
         best = new.softmax(-1).max(-1)
         margins = [(own.gather(1, pairs)[:, 0] - own.gather(1, pairs)[:, 1]) for own in (logits.float(), new)]
         return [
-            Otherwise(
+            Counterfactual(
                 name,
                 float(margins[0][b] - margins[1][b]),
                 float(margins[0][b] * (1 - share) - margins[1][b]),
@@ -392,28 +502,35 @@ class Explainer:
         clip = self.method.clip
         return head_maps(clip, range(1, clip.config.vision.layers + 1)).float().cpu()
 
-    def _neighbors(self, trace: Trace, parts: Tensor) -> list[tuple[int, ...]]:
+    def _neighbors(self, trace: Trace, parts: Tensor) -> list[tuple[Neighbor, ...]]:
         """Reference images most alike in the heads of the group that decides, for parts [2, B, L, H]."""
-        known = self.reference
-        if known is None:
+        reference = self.reference
+        if reference is None:
             return []
-        states = trace.head_states()[0]
+        states, groups, result = trace.head_states()[0], self.groups.named, []
         own = states[min(states)].float()
-        found = []
         for b in range(len(own)):
-            decides = parts[0, b] - parts[1, b]
-            named = self.groups.named
-            best = max(named, key=lambda g: float(sum(decides[layer - 1, h] for layer, h in named[g])))
-            spaces = [self._space(states_, named[best]) for states_ in (known.states, own[b : b + 1])]
-            center = spaces[0].mean(0)
-            alike = F.normalize(spaces[0] - center, dim=-1) @ F.normalize(spaces[1] - center, dim=-1).T
-            found.append(tuple(alike[:, 0].argsort(descending=True)[:_NEIGHBORS].tolist()))
-        return found
+            lead = parts[0, b] - parts[1, b]
+            best = max(groups, key=lambda g: float(sum(lead[layer - 1, h] for layer, h in groups[g])))
+            near, query = (self._space(rows, groups[best]) for rows in (reference.states, own[b : b + 1]))
+            center = near.mean(0)
+            alike = F.normalize(near - center, dim=-1) @ F.normalize(query - center, dim=-1).T  # [n, 1]
+            order = alike[:, 0].argsort(descending=True)[:_NEIGHBORS].tolist()
+            result.append(tuple(Neighbor(reference.images, place) for place in order))
+        return result
 
     def _space(self, states: Tensor, heads: Sequence[Head]) -> Tensor:
         """What heads add to the feature, side by side, [n, heads x E]."""
         terms = [states[:, layer - 1, h] @ self._maps[layer - 1, h] for layer, h in heads]
         return torch.cat(terms, dim=-1)
+
+
+def find_class(classes: Sequence[str], name: str) -> int:
+    """Place of the class that a user names, in any case."""
+    for place, known in enumerate(classes):
+        if known.casefold() == name.casefold():
+            return place
+    raise UsageError(f"the model has no class {name!r}; it has {', '.join(classes[:12])}")
 
 
 def _some(images: ImageSet, most: int) -> ImageSet:

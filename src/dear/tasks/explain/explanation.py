@@ -1,27 +1,67 @@
-"""What an explanation says: bars that sum to the score, answers without something, and a sentence."""
+"""Explanations: bars that sum to the score, answers without something, and a sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
+from PIL import Image
 from torch import Tensor
+
+from dear.data.images import ImageSet
+from dear.utils.files import PathLike
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MLPS, FIXED, AVERAGE, UNKNOWN = (
+    "MLPs",
+    "Biases and class token",
+    "Average training image",
+    "Not decomposed",
+)
+LARGE_SHARE = 0.25  #: of what speaks for the answer: a part below it is not called the reason
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A part of the score, for the class and for the one it is compared with, above the mean of all."""
+    """A part of the score of the class and of the one it is compared with, above the mean of all classes.
+
+    With reference images, the part is relative to its mean over them, and what remains for an average image
+    is a bar of its own.
+    """
 
     name: str
-    kind: str  #: "role", "layer", "heads", "token" or "rest"
+    kind: str  #: "role", "layer", "heads", "token", "average" or "rest"
     answer: float
     other: float
 
     @property
-    def decides(self) -> float:
-        """What it adds to the difference of the two."""
+    def lead(self) -> float:
+        """What it adds to the lead of the answer over the other class."""
         return self.answer - self.other
+
+    @property
+    def words(self) -> str:
+        """The part in words, as in "mostly by …"."""
+        match self.kind:
+            case "role":
+                return f"the heads for {self.name}"
+            case "layer":
+                return f"the heads of {self.name.lower()}"
+            case "heads":
+                return f"the {self.name.lower()}"
+            case "token":
+                name = self.name.removeprefix("Token ")
+                return "the learned tokens" if name == self.name else f"the learned token for {name}"
+            case "average":
+                return "what any image gets"
+        return {
+            MLPS: "the MLPs, the parts of the layers outside the heads",
+            FIXED: "terms that are the same for all images",
+            UNKNOWN: "the comparison with training images, which cannot be decomposed",
+        }.get(self.name, f"the {self.name[:1].lower()}{self.name[1:]}")
 
     def facts(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -31,69 +71,117 @@ class Bar:
 
 @dataclass(frozen=True)
 class HeadPart:
-    """One head's part."""
+    """One head's part, on the scale of the bars."""
 
     layer: int  #: counted from 1
     head: int  #: counted from 0
     group: str
     answer: float
     other: float
-    phrases: tuple[str, ...]
+    phrases: tuple[str, ...]  #: empty where the role map is close to chance
 
 
 @dataclass(frozen=True)
-class Otherwise:
-    """The answer without something."""
+class Counterfactual:
+    """The prediction without a group of heads or a concept."""
 
     name: str  #: of a group of heads, or of a concept
-    lost: float  #: of the difference between the two classes
-    beyond: float  #: the same beyond what as many random directions would take on average
+    lead_drop: float  #: drop of the lead over the other class
+    drop_beyond_chance: float  #: the same beyond what as many random directions would take on average
     answer: str
     probability: float
     value: str = ""  #: of a concept: the word nearest to the image
-    heads: int = 0  #: how many are left out
+    heads: int = 0  #: number of heads left out
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        value: dict[str, Any] = {"value": self.value} if self.value else {}
+        return {
+            "name": self.name,
+            "lead_drop": round(self.lead_drop, 6),
+            "drop_beyond_chance": round(self.drop_beyond_chance, 6),
+            "answer": self.answer,
+            "probability": round(self.probability, 6),
+            "heads": self.heads,
+            **value,
+        }
+
+
+@dataclass(frozen=True)
+class Neighbor:
+    """A reference image."""
+
+    images: ImageSet
+    place: int
+
+    @property
+    def label(self) -> str:
+        """Its class."""
+        return self.images.classes[int(self.images.labels[self.place])]
+
+    @property
+    def image(self) -> Image.Image:
+        """The image, read now."""
+        return self.images.image(self.place)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why one image is answered as it is: the bars sum to `score`, for the class and for the other."""
+    """Why one image is answered as it is: the bars sum to `scores`, for the class and for the other."""
 
     image: str
+    view: Image.Image  #: what the model sees of the image
     answer: str  #: the class that is explained
     other: str  #: the class it is compared with
     probabilities: tuple[tuple[str, float], ...]  #: likeliest first
-    scores: tuple[float, float]  #: of both, above the mean of all classes
+    scores: tuple[float, float]  #: calibrated logits of both, above the mean of all classes
     bars: tuple[Bar, ...]
-    heads: tuple[HeadPart, ...]  #: the most telling ones
-    #: by group, and "" for all heads (spread a little): [2, S, S], parts of both scores by patch
+    head_parts: Tensor  #: [2, L, H], of both scores: the heads of a group sum to its bar
+    heads: tuple[HeadPart, ...]  #: the most influential ones
+    #: by group of heads and by token: [2, S, S], its bars by patch; "" for all of them, spread a little
     maps: Mapping[str, Tensor]
-    roles: tuple[Otherwise, ...] = ()  #: answers without the heads of a group
-    concepts: tuple[Otherwise, ...] = ()  #: answers without a concept; what the answer rests on most, first
-    neighbors: tuple[int, ...] = ()  #: reference images most alike in the heads that decide
-    exact: float = 1.0  #: share of the parts that is taken apart exactly
+    without_heads: tuple[Counterfactual, ...] = ()
+    without_concepts: tuple[Counterfactual, ...] = ()  #: the concept that the answer depends on most, first
+    neighbors: tuple[Neighbor, ...] = ()  #: reference images most alike in the heads that decide
+    exact: float = 1.0  #: share of the parts that is decomposed exactly
     notices: tuple[str, ...] = ()
 
     @property
+    def lead(self) -> float:
+        """Difference of the two scores."""
+        return self.scores[0] - self.scores[1]
+
+    @property
     def sentence(self) -> str:
-        """The explanation in words."""
+        """The explanation in words; it names what carries the largest share of the lead."""
         sure = dict(self.probabilities)
-        text = f"Answered {self.answer} ({_percent(sure[self.answer])}) rather than {self.other}"
-        if self.answer != self.probabilities[0][0]:
-            text = (
-                f"The answer is {self.probabilities[0][0]}; {self.answer} ({_percent(sure[self.answer])}) is"
-            )
-            text += f" compared with {self.other}"
-        first = next((c for c in self.concepts if c.beyond > 0), None)
-        if first is not None:
-            text += f", mostly by {first.name} ({first.value})."
-            same = first.answer == self.answer
-            without = "stays" if same else "would be"
-            text += (
-                f" Without {first.name} the answer {without} {first.answer} ({_percent(first.probability)})."
-            )
-            return text
-        bar = max((bar for bar in self.bars if bar.kind != "rest"), key=lambda b: b.decides)
-        return f"{text}, mostly by {bar.name}."
+        first, second = (f"{name} ({_percent(sure[name])})" for name in (self.answer, self.other))
+        if self.answer == self.probabilities[0][0]:
+            text = f"Answered {first} rather than {second}"
+        else:
+            text = f"The answer is {self.probabilities[0][0]}; compared are {first} and {second}"
+        return f"{text}, {self._reason()}{self._dependence()}"
+
+    def _reason(self) -> str:
+        """What carries the largest share of the lead."""
+        ahead = 1 if self.lead >= 0 else -1
+        whose = f"a lead of {self.lead:.2f}" if ahead > 0 else f"{-self.lead:.2f} behind"
+        top = max(self.bars, key=lambda bar: ahead * bar.lead)
+        support = sum(max(0.0, ahead * bar.lead) for bar in self.bars)
+        if ahead * top.lead < LARGE_SHARE * support or support <= 0:
+            return f"{whose} to which many parts contribute: the largest are {top.words} ({top.lead:+.2f})."
+        return f"mostly by {top.words} ({top.lead:+.2f} of {whose})."
+
+    def _dependence(self) -> str:
+        """What happens without the concept that the answer depends on most, where that is much."""
+        concept = next(iter(self.without_concepts), None)
+        if concept is None or concept.drop_beyond_chance < LARGE_SHARE * abs(self.lead):
+            return ""
+        same = "stays" if concept.answer == self.probabilities[0][0] else "becomes"
+        return (
+            f" Without {concept.name} ({concept.value}) the answer {same} {concept.answer} "
+            f"({_percent(concept.probability)})."
+        )
 
     def facts(self) -> dict[str, Any]:
         """Plain values for JSON, without the maps."""
@@ -103,6 +191,7 @@ class Explanation:
             "against": self.other,
             "probabilities": {name: round(p, 6) for name, p in self.probabilities},
             "scores": [round(score, 6) for score in self.scores],
+            "lead": round(self.lead, 6),
             "sentence": self.sentence,
             "bars": [bar.facts() for bar in self.bars],
             "heads": [
@@ -116,24 +205,78 @@ class Explanation:
                 }
                 for h in self.heads
             ],
-            "without_heads": [_otherwise(o) for o in self.roles],
-            "without_concepts": [_otherwise(o) for o in self.concepts],
+            "without_heads": [one.facts() for one in self.without_heads],
+            "without_concepts": [one.facts() for one in self.without_concepts],
             "exact_share": round(self.exact, 4),
             "notices": list(self.notices),
         }
 
 
-def _otherwise(found: Otherwise) -> dict[str, Any]:
-    known: dict[str, Any] = {"value": found.value} if found.value else {}
-    return {
-        "name": found.name,
-        "lost": round(found.lost, 6),
-        "beyond_chance": round(found.beyond, 6),
-        "answer": found.answer,
-        "probability": round(found.probability, 6),
-        "heads": found.heads,
-        **known,
-    }
+@dataclass(frozen=True)
+class Explanations(Sequence[Explanation]):
+    """Explanations of some images by one model.
+
+    Renders as a page in notebooks. `to_frame` is the bars as a table, `write_page` the page as a file.
+    """
+
+    items: tuple[Explanation, ...]
+    method: str  #: title of the method
+    notes: Mapping[str, str]  #: how the explanations were made
+
+    @overload
+    def __getitem__(self, place: int) -> Explanation: ...
+    @overload
+    def __getitem__(self, place: slice) -> Explanations: ...
+    def __getitem__(self, place: int | slice) -> Explanation | Explanations:
+        if isinstance(place, slice):
+            return Explanations(self.items[place], self.method, self.notes)
+        return self.items[place]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Explanation]:
+        return iter(self.items)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a reader should know, each once."""
+        return tuple(dict.fromkeys(notice for one in self for notice in one.notices))
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values for JSON, without the maps."""
+        return {"images": [one.facts() for one in self]}
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per image and part: its share of both scores and of the lead. Needs pandas."""
+        import pandas as pd
+
+        rows = [
+            {
+                "image": one.image,
+                "answer": one.answer,
+                "against": one.other,
+                "part": bar.name,
+                "kind": bar.kind,
+                "answer_score": bar.answer,
+                "against_score": bar.other,
+                "lead": bar.lead,
+            }
+            for one in self
+            for bar in one.bars
+        ]
+        return pd.DataFrame(rows)
+
+    def _repr_html_(self) -> str:
+        from dear.tasks.explain.page import explanations_html
+
+        return explanations_html(self)
+
+    def write_page(self, path: PathLike) -> None:
+        """Write the page to a file, whole or not at all."""
+        from dear.tasks.explain.page import write_explain_page
+
+        write_explain_page(self, path)
 
 
 def _percent(value: float) -> str:

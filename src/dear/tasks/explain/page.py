@@ -1,91 +1,201 @@
-"""The page that says why: bars per part, heatmaps, telling heads, answers without something."""
+"""The pages of `dear explain`: bars per part, heatmaps, influential heads, answers without something."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from dear.report.page import Table, Thumbnail, render, thumbnail
+from dear.images.views import resize_crop
+from dear.report.page import Table, Thumbnail, percent, render, thumbnail
+from dear.tasks.explain.dataset import SetExplanation
+from dear.tasks.explain.explanation import AVERAGE, FIXED, MLPS, UNKNOWN, Bar, Explanation, Explanations
 from dear.utils.files import write_atomic
 
 TERMS = {
-    "part": "what one piece of the model adds to the score of a class, above the mean of all classes; all "
-    "parts of a class sum to its score exactly",
-    "role": "heads that look at the same thing, such as the place or the color",
-    "heatmap": "the same parts by patch of the image: red speaks for the class, blue against it; what heads "
-    "take from other tokens than patches is not in it",
-    "without heads": "what the heads of a role add to the image's feature is replaced by its mean over "
-    "reference images; nothing else changes, and nothing is trained again",
-    "without a concept": "as before for its heads, and the directions of its words are taken out of "
-    "the feature",
-    "lead lost": "how much of the lead over the other class goes away",
-    "MLPs, embedding": "what the layers' other halves and the class token's start add: they belong "
-    "to no head",
+    "bar": "what one part of the model adds to the score of a class, above the mean of all classes and "
+    "relative to what the same part adds for an average training image; the bars of a class sum to its "
+    "score, its calibrated logit",
+    AVERAGE.lower(): "the score of the class when every part is at its mean over the training images: what "
+    "any image gets",
+    "role": "heads that react to the same thing, such as the place or the color",
+    "heatmap": "a bar by patch of the image: red speaks for the class, blue against it; a map sums to its "
+    "bar, and what does not come from a patch of this image is spread evenly over all patches",
+    "without heads": "what the heads add to the image's feature is replaced by its mean over the training "
+    "images; nothing else changes, and nothing is trained again",
+    "without a concept": "as before for its heads, and the directions of its words are removed from the "
+    "feature",
+    "lead": "how far the score of the class is ahead of that of the other class",
+    MLPS: "the parts of the layers outside the heads",
+    FIXED.lower(): "learned terms that are the same for all images; they vary a little because features are "
+    "brought to the same length",
+    UNKNOWN.lower(): "the comparison with stored training images, which is not a sum of parts",
 }
 
-_SIDE = 224
+_SIDE, _NEAR = 224, 160
 _FOR, _AGAINST = (178, 24, 43), (33, 102, 172)
+_KIND_ORDER = ("role", "layer", "heads", "token", "rest", "average")
 
 
-@dataclass(frozen=True)
-class BarRow:
-    """A part for both classes; widths are percent of half a row, negative to the left."""
-
-    name: str
-    kind: str
-    values: tuple[str, str]
-    widths: tuple[float, float]
-
-
-@dataclass(frozen=True)
-class ImageFacts:
-    """What the page shows of one image."""
-
-    name: str
-    sentence: str
-    classes: tuple[str, str]  #: explained, and compared with
-    images: tuple[Thumbnail, ...]  #: the image and its heatmaps
-    bars: tuple[BarRow, ...]
-    roles: tuple[Thumbnail, ...]  #: a heatmap per group of heads
-    heads: Table
-    without: Table | None
-    neighbors: tuple[Thumbnail, ...]
-    notices: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ExplainFacts:
-    """Everything on the page."""
-
-    title: str
-    lead: str
-    images: tuple[ImageFacts, ...]
-    notes: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class SetFacts:
-    """Everything on the page of a set."""
-
-    title: str
-    lead: str
-    tiles: tuple[tuple[str, str], ...]
-    table: Table
-    unusual: tuple[Thumbnail, ...]
-    notices: tuple[str, ...]
-    notes: Mapping[str, str]
-
-
-def write_explain_page(facts: ExplainFacts | SetFacts, out: str | os.PathLike[str]) -> None:
+def write_explain_page(result: Explanations | SetExplanation, out: str | os.PathLike[str]) -> None:
     """Write the page to the file `out`, whole or not at all."""
-    template = "explain_set.html" if isinstance(facts, SetFacts) else "explain.html"
-    write_atomic(out, render(template, title=facts.title, facts=facts, terms=TERMS))
+    html = set_html(result) if isinstance(result, SetExplanation) else explanations_html(result)
+    write_atomic(out, html)
+
+
+def explanations_html(result: Explanations) -> str:
+    """The page of some images."""
+    exact = min((one.exact for one in result), default=1.0)
+    sums = "the bars of a class sum to its score"
+    return render(
+        "explain.html",
+        title="Why this answer" if len(result) == 1 else "Why these answers",
+        lead=f"{len(result)} image{'s' * (len(result) != 1)}, answered by {result.method}.",
+        images=[section(one) for one in result],
+        notices=result.notices,
+        notes={**result.notes, "sum": sums if exact == 1 else f"{sums}; {percent(exact)} is decomposed"},
+        terms=_terms(bar for one in result for bar in one.bars),
+    )
+
+
+def _terms(bars: Any) -> dict[str, str]:
+    """The words that a page with these bars uses."""
+    names = {bar.name for bar in bars}
+    unused = {name for name in (AVERAGE, FIXED, MLPS, UNKNOWN) if name not in names}
+    return {word: text for word, text in TERMS.items() if word not in {u.lower() for u in unused} | unused}
+
+
+def section(one: Explanation, name: str | None = None) -> dict[str, Any]:
+    """What the component `explanation` shows of one image."""
+    classes, sure = (one.answer, one.other), dict(one.probabilities)
+    lines = (("name", one.answer), ("soft", percent(sure[one.answer])))
+    images = [Thumbnail(thumbnail(one.view, _SIDE), "the image", lines)]
+    largest = float(one.maps[""].abs().max())
+    for place, label in enumerate(classes):
+        words, score = f"where {label} comes from", f"score {one.scores[place]:+.2f}, {percent(sure[label])}"
+        caption = (("name", words), ("soft", score))
+        images.append(heat(one.view, one.maps[""][place], words, *caption, scale=largest))
+    return {
+        "name": name or os.path.basename(one.image) or one.image,
+        "sentence": one.sentence,
+        "notices": one.notices,
+        "classes": classes,
+        "images": images,
+        "bars": bar_rows(one.bars),
+        "totals": tuple(f"{score:+.2f}" for score in one.scores),
+        "maps": _group_maps(one),
+        "heads": _heads(one, classes),
+        "without": _without(one),
+        "neighbors": [
+            Thumbnail(thumbnail(near.image, _NEAR), "a reference image", (("name", near.label),))
+            for near in one.neighbors
+        ],
+    }
+
+
+def _group_maps(one: Explanation, most: int = 8) -> list[Thumbnail]:
+    """The heatmaps of the groups of heads and tokens with the strongest maps, with their bars."""
+    bars = {bar.name: bar for bar in one.bars}
+    groups = [name for name in one.maps if name]
+    groups = sorted(groups, key=lambda name: -float(one.maps[name][0].abs().sum()))[:most]
+    scale = max((float(one.maps[name][0].abs().max()) for name in groups), default=1.0)
+    return [
+        heat(
+            one.view,
+            one.maps[name][0],
+            name,
+            ("name", name),
+            ("soft", f"{bars[name].answer:+.2f}"),
+            scale=scale,
+        )
+        for name in groups
+    ]
+
+
+def _heads(one: Explanation, classes: Sequence[str]) -> Table:
+    """The most influential heads; without phrases where none are shown."""
+    phrases = any(head.phrases for head in one.heads)
+    rows = []
+    for head in one.heads:
+        words = ("; ".join(head.phrases[:3]),) if phrases else ()
+        name = f"layer {head.layer}, head {head.head}"
+        rows.append((name, head.group, *words, f"{head.answer:+.2f}", f"{head.other:+.2f}"))
+    columns = ("head", "group", *(("phrases",) if phrases else ()))
+    return Table((*columns, *classes), tuple(rows), labels=len(columns))
+
+
+def bar_rows(bars: Sequence[Bar]) -> list[dict[str, Any]]:
+    """Bars for the page by kind, the largest difference first; widths are percent of half a row."""
+    widest = max(max(abs(bar.answer), abs(bar.other)) for bar in bars) or 1.0
+    return [
+        {
+            "name": bar.name,
+            "kind": bar.kind,
+            "texts": (f"{bar.answer:+.2f}", f"{bar.other:+.2f}"),
+            "widths": (100 * bar.answer / widest, 100 * bar.other / widest),
+        }
+        for bar in sorted(bars, key=lambda bar: (_KIND_ORDER.index(bar.kind), -abs(bar.lead)))
+    ]
+
+
+def _without(one: Explanation, most: int = 6) -> Table | None:
+    """The answers without the concepts and without the heads that matter most."""
+    changed = [(f"{o.name}: {o.value}", o) for o in one.without_concepts[:most]]
+    changed += [
+        (f"heads of {o.name}", o) for o in sorted(one.without_heads, key=lambda o: -o.lead_drop)[:most]
+    ]
+    if not changed:
+        return None
+    rows = []
+    for name, without in changed:
+        what = [f"{without.heads} head{'s' * (without.heads != 1)}"] if without.heads else []
+        what = (["its words"] if without.value else []) + what
+        answer = f"{without.answer} ({percent(without.probability)})"
+        rows.append((name, " and ".join(what), f"{one.lead - without.lead_drop:+.2f}", answer))
+    marks = tuple("best" if o.answer != one.probabilities[0][0] else "" for _, o in changed)
+    return Table(("without", "what is removed", "lead", "answer"), tuple(rows), 2, marks)
+
+
+def set_html(result: SetExplanation, most: int = 8) -> str:
+    """The page of a set."""
+    hits, rows, marks = result.answers == result.labels, [], []
+    order = result.values.abs().mean(0).argsort(descending=True).tolist()[:most]
+    for name, right, count, mixture in result.mixtures():
+        values = tuple(f"{float(mixture[place]):+.2f}" for place in order)
+        first = result.parts[int(mixture.argmax())]
+        rows.append((name, "right" if right else "wrong", first, str(count), *values))
+        marks.append("first" if right else "")
+    unusual = []
+    for place, distance in zip(result.unusual, result.distances, strict=True):
+        lines = (
+            ("name", f"answered {result.classes[int(result.answers[place])]}"),
+            ("right" if hits[place] else "wrong", f"is {result.classes[int(result.labels[place])]}"),
+            ("soft", f"{distance:.1f} standard deviations"),
+        )
+        image = thumbnail(result.images.image(place))
+        unusual.append(Thumbnail(image, "an image answered for an unusual reason", lines))
+    columns = ("class", "answers", "mostly by", "images", *(result.parts[place] for place in order))
+    return render(
+        "explain_set.html",
+        title=f"Why: {result.images.name}",
+        lead=f"{len(result.labels)} images, answered by {result.method}.",
+        tiles=((str(len(result.labels)), "images"), (percent(float(hits.float().mean())), "answered right")),
+        table=Table(columns, tuple(rows), 3, tuple(marks)),
+        unusual=unusual,
+        notices=result.notices,
+        notes=result.notes,
+        terms=TERMS,
+    )
+
+
+def seen(image: Image.Image, view: Any) -> Image.Image:
+    """The part of an image that a model with this view sees."""
+    return Image.fromarray(resize_crop(image, view).permute(1, 2, 0).numpy())
 
 
 def overlay(image: Image.Image, values: Tensor, scale: float | None = None) -> Image.Image:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.correction import AppliedCorrection
-from dear.clip.edit import insert_tokens
+from dear.clip.edit import Record, insert_tokens
 from dear.clip.model import Clip
 from dear.clip.rows import Rows, spread_of
 from dear.errors import UsageError
@@ -97,6 +97,11 @@ class Trace:
     @property
     def _leaves(self) -> list[Tensor]:
         return [segment.final.x for segment in self._finals if segment.final is not None]
+
+    def release_activations(self) -> None:
+        """Drop what the layers computed, which `parts` without patches does not need."""
+        for segment in self._segments:
+            segment.record, segment.x = Record(), segment.x[:, :0].clone()
 
     # -- parts of a score -------------------------------------------------------------------------
 
