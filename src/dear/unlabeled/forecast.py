@@ -1,0 +1,152 @@
+"""How accurate a probe is with the labels there are, and what fifty more would bring.
+
+A cross-validation answers every labeled image by probes that were fitted to a quarter, a half and all of the
+remaining labels. The errors at these three sizes follow a power law `error = c · labels^-b` closely enough
+to be extended by a few dozen labels; its interval comes from drawing the held-out images anew (bootstrap).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dear.errors import InputError
+from dear.unlabeled.pool import FOLDS, MOST_COMPARED, duplicate_groups, label_folds
+from dear.unlabeled.probe import UNLABELED, draw_rows, fit_semi_supervised_probe
+
+SHARES = (0.25, 0.5, 1.0)  #: of the remaining labels that the probes are fitted to
+LEAST_HELD_OUT = 20  #: images below which no gain is forecast
+WORTH = 0.01  #: gain that more labels must be able to bring to be worth it
+_BOOTSTRAPS = 500
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """Whether each held-out image is answered rightly by probes fitted to few and many labels."""
+
+    sizes: tuple[float, ...]  #: mean number of labels that the probes were fitted to
+    correct: Tensor  #: bool [sizes, images held out]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Accuracies are fractions of 1; each interval covers 90 %."""
+
+    images: int  #: that were held out
+    accuracy: float  #: on held-out images, with nearly all labels
+    accuracy_interval: tuple[float, float]
+    gain: float | None  #: expected from more labels; None: too few labels to say
+    gain_interval: tuple[float, float] | None
+    #: False: even the upper end of the interval is below `WORTH`; None: not known
+    worth_more: bool | None
+
+
+def learning_curve(
+    features: Tensor,
+    labels: Tensor,
+    texts: Tensor,
+    *,
+    use_pool: bool = True,
+    groups: Tensor | None = None,
+    folds: int = FOLDS,
+    seed: int = 0,
+) -> LearningCurve:
+    """Cross-validated answers at several numbers of labels.
+
+    Args:
+        features: unit features of all images [n, E].
+        labels: int64 [n], -1 where there is none.
+        texts: unit text features times CLIP's scale, [C, E].
+        use_pool: whether the probes learn from the unlabeled images.
+        groups: near duplicates [n], held out together; None: `duplicate_groups` of the labeled images.
+        folds: at most.
+        seed: of the folds and the smaller label sets.
+    """
+    labeled = labels != UNLABELED
+    if groups is None:
+        groups = torch.full_like(labels, -1)
+        groups[labeled] = duplicate_groups(features[labeled], features.mean(dim=0))
+    fold = label_folds(labels, groups, folds, seed)
+    pool = draw_rows((~labeled).nonzero()[:, 0], MOST_COMPARED if use_pool else 0)
+    numbers = fold[fold >= 0].unique().tolist()
+    generator = torch.Generator().manual_seed(seed)
+    sizes = np.zeros(len(SHARES))
+    correct: list[list[Tensor]] = [[] for _ in SHARES]
+    for number in numbers:
+        held = (fold == number).nonzero()[:, 0]
+        known = (labeled & (fold != number)).nonzero()[:, 0]
+        order = known[torch.randperm(len(known), generator=generator).to(known.device)]
+        for place, share in enumerate(SHARES):
+            few = order[: max(1, round(share * len(order)))]
+            rows = torch.cat([few, pool])
+            fit = fit_semi_supervised_probe(features[rows], labels[rows], texts)
+            correct[place].append(fit.probe.logits(features[held]).argmax(dim=1) == labels[held])
+            sizes[place] += len(few) / len(numbers)
+    if not numbers:
+        return LearningCurve(tuple(sizes), torch.zeros(len(SHARES), 0, dtype=torch.bool))
+    return LearningCurve(tuple(sizes), torch.stack([torch.cat(parts) for parts in correct]).cpu())
+
+
+def forecast_gain(curve: LearningCurve, labels: int, more: int = 50, seed: int = 0) -> Forecast:
+    """The cross-validated accuracy with its interval, and the gain expected from more labels.
+
+    Args:
+        curve: from `learning_curve`.
+        labels: that there are now.
+        more: labels to be added.
+        seed: of the bootstrap.
+
+    Raises:
+        InputError: labels or more is below 1.
+
+    Example:
+        >>> steps = torch.arange(100) < torch.tensor([[50], [65], [75]])
+        >>> forecast = forecast_gain(LearningCurve((25.0, 50.0, 100.0), steps), labels=100, more=100)
+        >>> round(forecast.accuracy, 2), round(forecast.gain, 2), forecast.worth_more
+        (0.75, 0.07, True)
+    """
+    if labels < 1 or more < 1:
+        raise InputError(f"labels and more must be at least 1, got {labels} and {more}")
+    correct: NDArray[np.bool_] = curve.correct.numpy()
+    images = correct.shape[1]
+    if not images:
+        return Forecast(0, math.nan, (0.0, 1.0), None, None, None)
+    accuracy = float(correct[-1].mean())
+    interval = wilson_interval(int(correct[-1].sum()), images)
+    if images < LEAST_HELD_OUT:
+        return Forecast(images, accuracy, interval, None, None, None)
+    sizes = np.asarray(curve.sizes)
+    gain = _gain(sizes, correct.mean(axis=1), labels, more)
+    generator = np.random.default_rng(seed)
+    draws = [correct[:, generator.integers(images, size=images)].mean(axis=1) for _ in range(_BOOTSTRAPS)]
+    gains = [_gain(sizes, draw, labels, more) for draw in draws]
+    low, high = (float(value) for value in np.quantile(gains, (0.05, 0.95)))
+    return Forecast(images, accuracy, interval, gain, (low, high), high >= WORTH)
+
+
+def wilson_interval(right: int, count: int, z: float = 1.645) -> tuple[float, float]:
+    """The interval of a share, by Wilson's score; 90 % by default.
+
+    >>> [round(end, 3) for end in wilson_interval(8, 10)]
+    [0.541, 0.931]
+    """
+    if count == 0:
+        return 0.0, 1.0
+    share, extra = right / count, z * z / count
+    center = (share + extra / 2) / (1 + extra)
+    half = z * math.sqrt(share * (1 - share) / count + extra / (4 * count)) / (1 + extra)
+    return max(0.0, center - half), min(1.0, center + half)
+
+
+def _gain(sizes: NDArray[np.float64], accuracies: NDArray[np.float64], labels: int, more: int) -> float:
+    """What the power law through the errors says of `more` labels; never below 0."""
+    errors = np.maximum(1 - accuracies, 1e-3)
+    slope, _ = np.polyfit(np.log(sizes), np.log(errors), 1)
+    slope = min(0.0, max(-1.0, float(slope)))
+    now = float(errors[-1]) * (labels / float(sizes[-1])) ** slope
+    return now - now * ((labels + more) / labels) ** slope

@@ -1,0 +1,163 @@
+"""Nearest neighbors in blocks of bounded memory, and the graph along which labels propagate."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NEIGHBORS = 5  #: of each image in the graph
+SHARPNESS = 8.0  #: an edge weighs exp(SHARPNESS * cosine)
+_BLOCK_NUMBERS = 2**25  # cosines in memory at once: 128 MiB
+
+
+def centered_unit(features: Tensor, mean: Tensor) -> Tensor:
+    """Features [n, E] minus a mean [E], at unit length.
+
+    >>> centered_unit(torch.tensor([[3.0, 1.0]]), torch.tensor([0.0, 1.0])).tolist()
+    [[1.0, 0.0]]
+    """
+    return F.normalize(features - mean, dim=1)
+
+
+def nearest_neighbors(
+    queries: Tensor, gallery: Tensor, count: int, own_rows: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosines [n, k] and rows [n, k] of the nearest images, nearest first.
+
+    Only a block of the [n, m] cosines is in memory at a time, so memory does not grow with n times m.
+
+    Args:
+        queries: unit features [n, E].
+        gallery: unit features [m, E].
+        count: k; fewer where the gallery is smaller.
+        own_rows: the row [n] of each query in the gallery, which is not its own neighbor; -1: none.
+
+    Example:
+        >>> gallery = torch.eye(3)
+        >>> nearest_neighbors(gallery[:1], gallery, 1)[1].tolist()
+        [[0]]
+        >>> nearest_neighbors(gallery[:1], gallery, 2, own_rows=torch.tensor([0]))[1].sort().values.tolist()
+        [[1, 2]]
+    """
+    count = max(0, min(count, len(gallery) - (own_rows is not None)))
+    cosines = queries.new_empty(len(queries), count)
+    rows = torch.empty(len(queries), count, dtype=torch.int64, device=queries.device)
+    step = max(1, _BLOCK_NUMBERS // max(1, len(gallery)))
+    for start in range(0, len(queries), step):
+        block = queries[start : start + step] @ gallery.T
+        if own_rows is not None:
+            own = own_rows[start : start + step]
+            has_row = (own >= 0).nonzero()[:, 0]
+            block[has_row, own[has_row]] = -torch.inf
+        nearest = block.topk(count, dim=1)
+        cosines[start : start + step], rows[start : start + step] = nearest.values, nearest.indices
+    return cosines, rows
+
+
+def neighbor_graph(unit_features: Tensor, neighbors: int = NEIGHBORS, sharpness: float = SHARPNESS) -> Tensor:
+    """The row-normalized, symmetrized graph of nearest neighbors: sparse [n, n].
+
+    Two images are joined where either is among the other's nearest neighbors; the weight is
+    exp(sharpness * cosine), half of it where only one of them is. A row without neighbors stays empty.
+
+    >>> graph = neighbor_graph(F.normalize(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]), dim=1), 1)
+    >>> graph.to_dense().sum(dim=1).tolist()
+    [1.0, 1.0, 1.0]
+    """
+    count, device = len(unit_features), unit_features.device
+    own = torch.arange(count, device=device)
+    cosines, columns = nearest_neighbors(unit_features, unit_features, neighbors, own)
+    rows = own[:, None].expand_as(columns).flatten()
+    columns = columns.flatten()
+    # cosine - 1: rows are normalized below, and exp of a large sharpness must not overflow.
+    weights = (sharpness * (cosines.flatten() - 1)).exp()
+    both = torch.sparse_coo_tensor(
+        torch.stack([torch.cat([rows, columns]), torch.cat([columns, rows])]),
+        torch.cat([weights, weights]) / 2,
+        (count, count),
+        check_invariants=False,
+    ).coalesce()
+    places, values = both.indices(), both.values()
+    totals = values.new_zeros(count).index_add_(0, places[0], values)
+    return torch.sparse_coo_tensor(
+        places, values / totals[places[0]], (count, count), is_coalesced=True, check_invariants=False
+    )
+
+
+def text_span(texts: Tensor) -> Tensor:
+    """An orthonormal basis [r, E] of the differences between text features [C, E]; r = 0 where all agree.
+
+    >>> text_span(torch.tensor([[1.0, 0.0, 5.0], [3.0, 0.0, 5.0]])).abs().tolist()
+    [[1.0, 0.0, 0.0]]
+    """
+    if len(texts) < 2:
+        return texts[:0]
+    _, lengths, basis = torch.linalg.svd(texts - texts.mean(dim=0), full_matrices=False)
+    rank = int((lengths > 1e-3 * lengths[0]).sum()) if float(lengths[0]) > 0 else 0
+    return basis[:rank]
+
+
+def edge_agreement(graph: Tensor, answers: Tensor) -> float:
+    """Mean weight of the neighbors that have the same answer [n] as the image; 1: all of them.
+
+    >>> edge_agreement(torch.tensor([[0.0, 1.0], [1.0, 0.0]]).to_sparse(), torch.tensor([4, 4]))
+    1.0
+    """
+    places, values = graph.indices(), graph.values()
+    return float((values * (answers[places[0]] == answers[places[1]])).sum() / max(1, len(answers)))
+
+
+def choose_graph(features: Tensor, mean: Tensor, texts: Tensor, answers: Tensor) -> tuple[Tensor, str, float]:
+    """The neighbor graph whose edges agree most with a probe's answers, its space, and that agreement.
+
+    The neighbors of an image in the whole feature ("image") may share what the classes are not about: the
+    place or the color where textures are named. Neighbors in the span of the class texts ("text") then agree
+    more often. Where the model hardly knows the words it is the other way round. No label is needed.
+
+    Args:
+        features: unit features [n, E].
+        mean: their mean [E].
+        texts: text features [C, E].
+        answers: class of each image [n]: its label, or the answer of a probe fitted to labeled images alone.
+    """
+    centered = features - mean
+    graphs = {"image": neighbor_graph(F.normalize(centered, dim=1))}
+    basis = text_span(texts)
+    if len(basis):
+        graphs["text"] = neighbor_graph(F.normalize(centered @ basis.T, dim=1))
+    agreements = {name: edge_agreement(graph, answers) for name, graph in graphs.items()}
+    best = max(agreements, key=lambda name: agreements[name])
+    return graphs[best], best, agreements[best]
+
+
+def propagate_labels(
+    graph: Tensor, probabilities: Tensor, fixed: Tensor, steps: int = 3, share: float = 0.5
+) -> Tensor:
+    """Class probabilities [n, C] after averaging with those of the neighbors.
+
+    Each step is `Q <- (1 - share) Q + share A Q`; rows of `fixed` images keep their probabilities. A row
+    without neighbors is not changed.
+
+    Args:
+        graph: row-normalized, sparse [n, n] (`neighbor_graph`).
+        probabilities: Q [n, C]; not changed in place.
+        fixed: whether each image keeps its row, bool [n] (the labeled images).
+        steps: of averaging.
+        share: of the neighbors in each step.
+
+    Example:
+        >>> graph = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).to_sparse()
+        >>> start = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+        >>> propagate_labels(graph, start, torch.tensor([True, False]), steps=1).tolist()
+        [[1.0, 0.0], [0.75, 0.25]]
+    """
+    places = graph.coalesce().indices()[0]
+    isolated = torch.ones(len(probabilities), dtype=torch.bool, device=probabilities.device)
+    isolated[places] = False
+    keep = (fixed | isolated)[:, None]
+    current = probabilities
+    for _ in range(steps):
+        averaged = torch.sparse.mm(graph, current).mul_(share).add_(current, alpha=1 - share)
+        current = torch.where(keep, probabilities, averaged)
+    return current

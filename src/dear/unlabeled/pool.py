@@ -1,0 +1,259 @@
+"""Whether unlabeled images help, which of them are foreign, and which become training images."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dear.errors import InputError
+from dear.unlabeled.graph import centered_unit, nearest_neighbors
+from dear.unlabeled.probe import UNLABELED, check_labels, draw_rows, fit_semi_supervised_probe
+
+NEIGHBORS = 5  #: labeled images that nearness counts
+FOREIGN_QUANTILE = 0.1  #: of the labeled images are at least as far from the others as a foreign image
+MOST_FOREIGN = 0.8  #: share of foreign images from which on a pool is of another kind
+FOLDS = 5
+MOST_COMPARED = 5_000  #: unlabeled images that the cross-validation reads
+SAME = 0.97  #: cosine of centered features from which on two images count as duplicates
+KEPT = 0.5  #: least share of each predicted class that becomes training images
+
+
+@dataclass(frozen=True)
+class Nearness:
+    """How near the unlabeled images are to the labeled ones."""
+
+    values: Tensor  #: mean cosine with the nearest labeled images, [n]
+    limit: float  #: below it an image is foreign
+    foreign: Tensor  #: bool [n]; labeled images are never foreign
+
+    @property
+    def share(self) -> float:
+        """Share of the values below the limit."""
+        return float(self.foreign.double().mean()) if len(self.foreign) else 0.0
+
+
+def measure_nearness(pool: Tensor, labeled: Tensor) -> Nearness:
+    """How near unit features of a pool [n, E] are to those of labeled images [m, E].
+
+    An image is foreign where it is farther from the labeled images than nearly all of these are from each
+    other (`FOREIGN_QUANTILE`). One labeled image has no others; then nothing is foreign.
+
+    >>> labeled = torch.nn.functional.normalize(torch.tensor([[1, 0.1, 0], [1, 0, 0.1]]), dim=1)
+    >>> near = measure_nearness(torch.eye(3)[:2], labeled)
+    >>> near.foreign.tolist()
+    [False, True]
+    """
+    own = torch.arange(len(labeled), device=labeled.device)
+    values = nearest_neighbors(pool, labeled, NEIGHBORS)[0].mean(dim=1)
+    if len(labeled) < 2:
+        return Nearness(values, -1.0, torch.zeros(len(pool), dtype=torch.bool, device=pool.device))
+    others = nearest_neighbors(labeled, labeled, NEIGHBORS, own)[0].mean(dim=1)
+    limit = float(others.double().quantile(FOREIGN_QUANTILE))
+    return Nearness(values, limit, values < limit)
+
+
+def duplicate_groups(features: Tensor, mean: Tensor | None = None) -> Tensor:
+    """A group number [n] per image: near duplicates, and duplicates of those, share one.
+
+    >>> duplicate_groups(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.001]])).tolist()
+    [0, 1, 0]
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    unit = centered_unit(features, features.mean(dim=0) if mean is None else mean)
+    own = torch.arange(len(unit), device=unit.device)
+    cosines, rows = nearest_neighbors(unit, unit, NEIGHBORS, own)
+    near = cosines >= SAME
+    pairs = (own[:, None].expand_as(rows)[near].cpu().numpy(), rows[near].cpu().numpy())
+    joined = coo_array((near.new_ones(len(pairs[0])).cpu().numpy(), pairs), shape=(len(unit), len(unit)))
+    return torch.from_numpy(connected_components(joined, directed=False)[1]).long().to(features.device)
+
+
+def label_folds(labels: Tensor, groups: Tensor, folds: int = FOLDS, seed: int = 0) -> Tensor:
+    """The fold [n] in which each labeled image is held out; -1: never.
+
+    Each class is dealt out evenly; images of one group are held out together. An image of the only group of
+    its class is never held out: without it the class could not be learned. Unlabeled images are -1.
+
+    >>> label_folds(torch.tensor([0, 0, 1, -1]), torch.arange(4), folds=2).sort().values.tolist()
+    [-1, -1, 0, 1]
+    """
+    generator = torch.Generator().manual_seed(seed)
+    fold = torch.full_like(labels, -1)
+    fold_of_group: dict[int, int] = {}
+    dealt = 0
+    for label in labels[labels != UNLABELED].unique().tolist():
+        rows = (labels == label).nonzero()[:, 0]
+        names = groups[rows].unique()
+        if len(names) < 2:
+            continue
+        for name in names[torch.randperm(len(names), generator=generator).to(names.device)].tolist():
+            if name not in fold_of_group:
+                fold_of_group[name] = dealt % folds
+                dealt += 1
+            fold[rows[groups[rows] == name]] = fold_of_group[name]
+    return fold
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Held-out answers with and without the unlabeled images."""
+
+    images: int  #: labeled images that were held out; 0: none could be
+    labeled_only: int  #: answered rightly by the probe that saw labels alone
+    with_pool: int  #: answered rightly by the probe that saw the unlabeled images as well
+    gained: int  #: right only with the unlabeled images
+    lost: int  #: right only without them
+
+    @property
+    def gain(self) -> float:
+        """Difference of the accuracies; 0 where no image was held out."""
+        return (self.gained - self.lost) / self.images if self.images else 0.0
+
+    @property
+    def error(self) -> float:
+        """Standard error of `gain`, at least that of one answer that changed."""
+        return math.sqrt(max(1, self.gained + self.lost)) / self.images if self.images else math.inf
+
+
+Reason = Literal["helps", "harms", "unknown", "far", "empty"]
+
+
+@dataclass(frozen=True)
+class PoolDecision:
+    """Whether unlabeled images are used, and why."""
+
+    use: bool
+    #: "helps": held-out labels are not answered worse, by a standard error; "harms": they are; "unknown": no
+    #: label could be held out, and the pool is near; "far": the pool is of another kind; "empty": no image
+    reason: Reason
+    comparison: Comparison
+    foreign: Tensor  #: bool [n]
+    limit: float  #: of nearness, below which an image is foreign
+
+
+def compare_with_labeled_only(
+    features: Tensor, labels: Tensor, texts: Tensor, groups: Tensor | None = None, folds: int = FOLDS
+) -> Comparison:
+    """Cross-validate on the labeled images whether the unlabeled ones help.
+
+    Fold by fold, labeled images are removed altogether: among the unlabeled images they would be answered
+    better than new images are. Of a large pool a random part of `MOST_COMPARED` images is read.
+
+    Args:
+        features: unit features of all images [n, E].
+        labels: int64 [n], -1 where there is none.
+        texts: unit text features times CLIP's scale, [C, E].
+        groups: near duplicates [n], held out together; None: `duplicate_groups` of the labeled images.
+        folds: at most.
+    """
+    labeled = labels != UNLABELED
+    fold = label_folds(labels, _groups(features, labels) if groups is None else groups, folds)
+    pool = draw_rows((~labeled).nonzero()[:, 0], MOST_COMPARED)
+    read = labeled.clone()
+    read[pool] = True
+    counts = torch.zeros(5, dtype=torch.int64)
+    for number in fold[fold >= 0].unique().tolist():
+        held = fold == number
+        rows = read & ~held
+        with_pool = fit_semi_supervised_probe(features[rows], labels[rows], texts).probe
+        only = fit_semi_supervised_probe(features[labeled & ~held], labels[labeled & ~held], texts).probe
+        before, after = (
+            probe.logits(features[held]).argmax(dim=1) == labels[held] for probe in (only, with_pool)
+        )
+        parts = (before | ~before, before, after, after & ~before, before & ~after)
+        counts += torch.stack([part.sum() for part in parts]).cpu()
+    return Comparison(*counts.tolist())
+
+
+def decide_on_pool(
+    features: Tensor, labels: Tensor, texts: Tensor, groups: Tensor | None = None
+) -> PoolDecision:
+    """Whether the unlabeled images are used: measured on labels, or by nearness where none can be held out.
+
+    The pool is left out where it is far from the labeled images, or where held-out labels are answered
+    worse with it by more than a standard error. Foreign images are marked in any case.
+
+    Raises:
+        InputError: no image is labeled, or labels do not fit.
+    """
+    check_labels(labels, len(texts), len(features))
+    labeled = labels != UNLABELED
+    if not bool(labeled.any()):
+        raise InputError("decide_on_pool needs at least 1 labeled image, got 0")
+    nothing = Comparison(0, 0, 0, 0, 0)
+    foreign = torch.zeros_like(labeled)
+    if bool(labeled.all()):
+        return PoolDecision(False, "empty", nothing, foreign, -1.0)
+    near = measure_nearness(features[~labeled], features[labeled])
+    foreign[~labeled] = near.foreign
+    if near.share > MOST_FOREIGN:
+        return PoolDecision(False, "far", nothing, foreign, near.limit)
+    kept = ~foreign
+    part = compare_with_labeled_only(
+        features[kept], labels[kept], texts, None if groups is None else groups[kept]
+    )
+    if not part.images:
+        return PoolDecision(True, "unknown", part, foreign, near.limit)
+    helps = part.gain >= -part.error
+    return PoolDecision(helps, "helps" if helps else "harms", part, foreign, near.limit)
+
+
+@dataclass(frozen=True)
+class PseudoLabels:
+    """Unlabeled images that become training images."""
+
+    rows: Tensor  #: [k], ascending
+    labels: Tensor  #: [k]
+    confidences: Tensor  #: [k], probability of the label
+
+
+def pseudo_label_share(comparison: Comparison, agreement: float) -> float:
+    """Share of the unlabeled images to train on: those that are probably right, at least half.
+
+    That is the accuracy on held-out labels, or the agreement of neighbors where none was held out.
+
+    >>> pseudo_label_share(Comparison(50, 40, 45, 6, 1), 0.6)
+    0.9
+    """
+    right = comparison.with_pool / comparison.images if comparison.images else agreement
+    return max(KEPT, right)
+
+
+def select_pseudo_labels(probabilities: Tensor, candidates: Tensor, share: float = KEPT) -> PseudoLabels:
+    """The more confident share per predicted class, at least one image of each class that is predicted.
+
+    Args:
+        probabilities: of the classes [n, C] (`SemiSupervisedFit.probabilities`).
+        candidates: bool [n]: unlabeled and not foreign.
+        share: of the images of each predicted class, rounded up.
+
+    Example:
+        >>> probabilities = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
+        >>> chosen = select_pseudo_labels(probabilities, torch.ones(3) > 0)
+        >>> chosen.rows.tolist(), chosen.labels.tolist()
+        ([0, 2], [0, 1])
+    """
+    if not 0 < share <= 1:
+        raise InputError(f"share must be above 0 and at most 1, got {share}")
+    confidence, predicted = probabilities.max(dim=1)
+    rows = []
+    for label in predicted[candidates].unique().tolist():
+        own = (candidates & (predicted == label)).nonzero()[:, 0]
+        order = confidence[own].argsort(descending=True, stable=True)
+        rows.append(own[order[: math.ceil(share * len(own))]])
+    chosen = torch.cat(rows).sort().values if rows else candidates.nonzero()[:0, 0]
+    return PseudoLabels(chosen, predicted[chosen], confidence[chosen])
+
+
+def _groups(features: Tensor, labels: Tensor) -> Tensor:
+    """Duplicate groups [n] of the labeled images; the others have groups that are not read."""
+    labeled = labels != UNLABELED
+    groups = torch.full_like(labels, -1)
+    groups[labeled] = duplicate_groups(features[labeled], features.mean(dim=0))
+    return groups
