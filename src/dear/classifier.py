@@ -20,8 +20,9 @@ from dear.clip.factory import list_backbones, load, pick_device
 from dear.clip.model import Clip
 from dear.data.batches import Images, name_of
 from dear.data.images import TEMPLATE, ImageSet, ListedImages
-from dear.data.inputs import as_images, check_labels, named
+from dear.data.inputs import as_images, check_labels, named, unlabeled_places
 from dear.data.open import open_data
+from dear.data.unlabeled import unlabeled_images
 from dear.errors import DataError, InputError, RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.images.names import find_images, is_image_name
@@ -126,18 +127,43 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.class_weight = class_weight
         self.unreadable = unreadable
 
-    def fit(self, X: Any, y: Sequence[Any] | Labels | None = None, *, class_names: Any = None) -> Classifier:
+    def fit(
+        self,
+        X: Any,
+        y: Sequence[Any] | Labels | None = None,
+        *,
+        class_names: Any = None,
+        unlabeled: Any = None,
+    ) -> Classifier:
         """Train on images.
 
         Args:
             X: a folder, table, `world:NAME` or image set; or a list of images, with `y`.
-            y: one label per image.
+            y: one label per image; -1 among whole numbers and None among names mean that there is none, as in
+                scikit-learn's semi-supervised estimators.
             class_names: words for the labels, as a mapping from label to name or in the labels' order. CLIP
                 reads them, so labels that are numbers need names; None: the labels themselves.
+            unlabeled: images without labels to learn from as well: a list of images, or what `dear.adapt`
+                takes. They are used where cross-validation does not show that they harm.
 
         Raises:
             DearError: one sentence on what is wrong with the images, labels or options.
         """
+        if unlabeled is not None and not isinstance(unlabeled, ImageSet | str | os.PathLike):
+            unlabeled = unlabeled_images(as_images(unlabeled))
+        if y is not None and not isinstance(X, ImageSet | str | os.PathLike):
+            items = as_images(X)
+            missing = unlabeled_places(y)
+            if missing and unlabeled is not None:
+                raise InputError(
+                    f"y has {len(missing)} images without a label and unlabeled is given too; use one of them"
+                )
+            if missing and len(y) != len(items):
+                raise InputError(f"{len(items)} images but {len(y)} labels; give one label per image")
+            if missing:
+                unlabeled = unlabeled_images([items[place] for place in missing])
+                labeled = sorted(set(range(len(items))) - set(missing))
+                X, y = [items[place] for place in labeled], [y[place] for place in labeled]
         images, self.classes_ = self._training_set(X, y, class_names)
         if self.class_weight not in (None, "balanced"):
             raise UsageError(f"class_weight = {self.class_weight!r}: it is None or 'balanced'")
@@ -170,6 +196,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             focus=self.focus,
             calibrate=self.calibrate,
             balance=self.class_weight == "balanced",
+            unlabeled=unlabeled,
         )
         self.method_ = self.run_.method
         return self

@@ -107,7 +107,7 @@ def test_paths_may_start_from_another_root(paint):
         ("path,label,label\na,b,c\n", "two columns called label"),
         ("path,label\na.png,cat\nb.png\n", "row 3: has 1 cells where the header has 2"),
         ("path,label\na.png,cat,dog\n", "row 2: has 3 cells"),
-        ("path,label\na.png,\n", "row 2: label is empty"),
+        ("path,label\na.png,\n", "no row has a label"),
         ("path,label\n ,cat\n", "row 2: path is empty"),
         ('path,label\n"a.png,cat\n', "not valid CSV"),
         ("path,label\na.png,cat\na.png,dog\n", r"row 3: the image 'a.png' stands in row 2"),
@@ -138,7 +138,7 @@ def test_malformed_csv_is_named(tmp_path, text, match):
         ('{"path": "a", "label": true}', "label is True"),
         ('{"path": 3, "label": "a"}', "path is 3"),
         ('{"path": "a"}', "row 1: has no label"),
-        ('{"path": "a", "label": null}', "row 1: has no label"),
+        ('{"path": "a", "label": null}', "no row has a label"),
         (
             '{"path": "a", "label": "b", "split": "train"}\n{"path": "c", "label": "b"}',
             "row 2: some rows have 'split'",

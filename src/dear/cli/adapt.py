@@ -39,6 +39,20 @@ def adapt(
         Option(help="Preset of the method (strong), or a value of the recipe (lr=1e-4); repeatable."),
     ] = None,
     balance: Annotated[bool, Option(help="Repeat images of rare classes.")] = True,
+    unlabeled: Annotated[
+        str | None,
+        Option(
+            help="Images without labels to learn from as well: folder, table, dataset, or rest (what --shots "
+            "leaves out)."
+        ),
+    ] = None,
+    unlabeled_weight: Annotated[
+        float | None,
+        Option(
+            help="Weight of an unlabeled image relative to a labeled one, 0 to 1 (default: cross-validation "
+            "decides whether they are used)."
+        ),
+    ] = None,
     unreadable: opt.Unreadable = "stop",
     without: Annotated[
         list[str] | None,
@@ -79,6 +93,8 @@ def adapt(
 
     `dear adapt --data world:textures --out run --resume`
 
+    `dear adapt --data photos/ --unlabeled pool/ --out run`
+
     `dear adapt --data photos/ --out run --without location`
 
     `dear adapt --data photos/ --out run --method linear-probe --focus auto`
@@ -103,6 +119,8 @@ def adapt(
             options=options,
             recipe=recipe,
             balance=balance,
+            unlabeled=unlabeled,
+            unlabeled_weight=unlabeled_weight,
             unreadable=unreadable,
             without=without or None,
             way=way,

@@ -126,6 +126,18 @@ def missing_labels(labels: Sequence[Any]) -> list[int]:
     return [place for place, label in enumerate(labels) if _is_missing(label)]
 
 
+def unlabeled_places(labels: Any) -> list[int]:
+    """Places of images without a label: None among names, -1 among whole numbers.
+
+    >>> unlabeled_places(["cat", None]), unlabeled_places([3, -1]), unlabeled_places(["cat", "-1"])
+    ([1], [1], [])
+    """
+    values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+    present = [label for label in values if label is not None]
+    whole = all(isinstance(label, int | np.integer) and not isinstance(label, bool) for label in present)
+    return [place for place, label in enumerate(values) if label is None or (whole and label == -1)]
+
+
 def _is_missing(label: Any) -> bool:
     try:
         return label is None or bool(label != label)  # noqa: PLR0124 - NaN and NaT differ from themselves

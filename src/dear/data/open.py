@@ -9,7 +9,8 @@ photos/tabby_cat/2.jpg               photos/test/golden_retriever/2.jpg
 ```
 
 A class is a folder; images at any depth below it are its own. Classes are in natural order of their folder
-names; a folder without images is no class. Hidden files, what operating systems leave behind (`__MACOSX`,
+names; a folder without images is no class, and images in `unlabeled/` have no label
+(`dear.data.unlabeled`). Hidden files, what operating systems leave behind (`__MACOSX`,
 `Thumbs.db`, `.DS_Store`), links to folders inside a class, and files that do not end like images are ignored.
 Where there are no split folders, a fifth of each class is held out for testing by the hash of the path
 (`dear.data.shots`). `photos/train`, given by itself, is the training split of `photos`: asked for test
@@ -49,6 +50,7 @@ from dear.utils.text import check_name
 
 WORLD = "world:"
 TABLES = (".csv", ".jsonl", ".ndjson")
+UNLABELED_FOLDER = "unlabeled"  #: next to class folders; its images have no label (`dear.data.unlabeled`)
 DOMAINBED = "python -m domainbed.scripts.download (https://github.com/facebookresearch/DomainBed)"
 # What folders may be called, by the split they hold.
 SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "val": ("val", "valid", "validation")}
@@ -365,6 +367,8 @@ def _classes(folder: Path) -> dict[str, list[str]]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Entries of a folder in natural order, without those that operating systems leave behind."""
-    entries = [entry for entry in folder.iterdir() if is_own_name(entry.name)]
+    """Entries of a folder in natural order, without `unlabeled/` and what operating systems leave behind."""
+    entries = [
+        entry for entry in folder.iterdir() if is_own_name(entry.name) and entry.name != UNLABELED_FOLDER
+    ]
     return sorted(entries, key=lambda entry: natural_key(entry.name))

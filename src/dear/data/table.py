@@ -5,7 +5,7 @@ Columns: `path` (relative to the table's folder), `label`, and as wanted `classn
 Without `classname`, labels are class names and are read like folder names (`golden_retriever` is "golden
 retriever"); with it, the class name stands there (only underscores are read as spaces) and `label` may be a
 number. Classes are in the order of their labels: by value if all are whole numbers, else in natural order.
-Other columns are ignored.
+Rows with an empty label are unlabeled images (`dear.data.unlabeled`). Other columns are ignored.
 
 Paths may not leave the table's folder, neither by `..` nor by a link, and no image may stand in it twice:
 it could be trained on and tested, or have two labels. Where there is no `split` column, a fifth of each
@@ -75,7 +75,9 @@ def open_table(
     """
     path = Path(path)
     folder = Path(root) if root is not None else path.parent
-    rows = read_table(path, folder)
+    rows = [row for row in read_table(path, folder) if row.label]
+    if not rows:
+        raise DataError(f"{path}: no row has a label; a dataset needs some")
     classes, labels = _classes(rows, path)
     if rows[0].split is None:
         groups = [(row.label, row.domain) for row in rows]
@@ -98,17 +100,20 @@ def open_table(
     )
 
 
-def read_table(path: Path, root: Path) -> list[Row]:
-    """Every row of a table, checked; see `open_table`."""
-    records = _jsonl(path) if path.suffix.lower() in (".jsonl", ".ndjson") else _csv(path)
+def read_table(path: Path, root: Path, required: tuple[str, ...] = REQUIRED) -> list[Row]:
+    """Every row of a table, checked; see `open_table`. The label of an unlabeled image is ""."""
+    records = _jsonl(path) if path.suffix.lower() in (".jsonl", ".ndjson") else _csv(path, required)
     inside = Inside(root)
     rows: list[Row] = []
     first: dict[str, int] = {}
     columns: frozenset[str] | None = None
-    for number, record in records:
+    for number, cells_of_row in records:
         where = f"{path}, row {number}"
+        record = dict(cells_of_row)
+        if "label" not in required or ("label" in record and record["label"] is None):
+            record["label"] = record.get("label") or ""
         present = frozenset(key for key in REQUIRED + OPTIONAL if record.get(key) is not None)
-        missing = [key for key in REQUIRED if key not in present]
+        missing = [key for key in required if key not in present]
         if missing:
             raise DataError(f"{where}: has no {' and no '.join(missing)}")
         if columns is not None and present != columns:
@@ -134,7 +139,7 @@ def _cell(value: Any, column: str, where: str) -> str:
         return str(value)
     if not isinstance(value, str):
         raise DataError(f"{where}: {column} is {value!r}, not a text")
-    if not value.strip():
+    if not value.strip() and column != "label":
         raise DataError(f"{where}: {column} is empty; fill it or remove the row")
     return value if column == "path" else value.strip()
 
@@ -158,12 +163,12 @@ def _classes(rows: list[Row], path: Path) -> tuple[tuple[str, ...], dict[str, in
     return classes, {label: number for number, label in enumerate(order)}
 
 
-def _csv(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _csv(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Line number and cells of each row of a CSV table."""
     reader = csv.reader(io.StringIO(read_list(path, "table"), newline=""), strict=True)
     try:
         header = [cell.strip().lower() for cell in next(reader, [])]
-        _check_header(header, path)
+        _check_header(header, path, required)
         for cells in reader:
             if not cells or cells == [""]:
                 continue
@@ -177,8 +182,8 @@ def _csv(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         raise DataError(f"{path}, row {reader.line_num}: is not valid CSV ({error})") from error
 
 
-def _check_header(header: list[str], path: Path) -> None:
-    missing = [column for column in REQUIRED if column not in header]
+def _check_header(header: list[str], path: Path, required: tuple[str, ...]) -> None:
+    missing = [column for column in required if column not in header]
     if missing:
         hint = "; separate columns by commas" if len(header) == 1 and re.search(r"[;\t]", header[0]) else ""
         raise DataError(f"{path}: has no column {' and no column '.join(missing)}{hint}")

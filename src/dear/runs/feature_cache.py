@@ -20,8 +20,9 @@ from torch import Tensor
 from dear.clip.config import Head
 from dear.clip.model import Clip
 from dear.data.batches import over_batches, pixels_for
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, Wrapped
 from dear.methods.base import Method
+from dear.shortcuts.edited_images import JoinedImages
 from dear.utils.feature_store import FeatureStore
 from dear.utils.progress import Progress
 
@@ -177,8 +178,14 @@ def content_key(images: ImageSet, index: int, what: bytes) -> bytes | None:
 
 
 def file_of(images: ImageSet, index: int) -> Path | None:
-    """Where an image lies, for sets of files."""
-    images = getattr(images, "images", images)  # a set that wraps another
+    """Where an image lies, for sets of files; None for an edited copy."""
+    if isinstance(images, JoinedImages):
+        return file_of(*images.locate(index))
+    if isinstance(images, Wrapped) and not images.same_content:
+        return None
+    inner = getattr(images, "images", None)
+    if inner is not None:  # a set that wraps another
+        return file_of(inner, index)
     path = getattr(images, "path", None)
     if callable(path):
         return Path(path(index))

@@ -44,6 +44,11 @@ _DECIDING = {
     "focus": "focus",
     "calibrate": "calibrate",
 }
+#: fields that decide only where they are set: keys of earlier trainings stay the same
+_DECIDING_WHERE_SET = {
+    "unlabeled_digest": "unlabeled images",
+    "unlabeled_weight": "weight of unlabeled images",
+}
 
 
 def plain(value: Any) -> Any:
@@ -101,6 +106,9 @@ class Spec(Strict, frozen=True):
     dataset: Name = ""  #: name of the data, which the draw of shots depends on
     shots: Whole = 0  #: images per class; 0: all
     balance: bool = True  #: repeat images of rare classes, so that every class counts alike
+    unlabeled: Name | None = None  #: images without labels: folder, table, dataset, or "rest" of the draw
+    unlabeled_weight: float | None = None  #: of one, relative to a labeled image; None: decided by measuring
+    unlabeled_digest: str = ""  #: of their names and contents
     unreadable: Literal["stop", "skip"] = "stop"  #: what to do with images that cannot be read
     images: Whole = 0  #: how many different images are trained on
     data_digest: str = ""  #: of their labels, names and contents
@@ -182,6 +190,9 @@ class Spec(Strict, frozen=True):
         shots = values["shots"]
         if isinstance(shots, int) and shots < 0:
             raise UsageError(f"shots = {shots}: ask for at least 1 image per class, or for all with 0")
+        weight = values["unlabeled_weight"]
+        if isinstance(weight, int | float) and not 0 <= weight <= 1:
+            raise UsageError(f"unlabeled_weight must be from 0 to 1, got {weight}")
         if values["examples"] and not values["without"]:
             raise UsageError("examples show the values of a concept to remove; say which concept")
         try:
@@ -197,6 +208,8 @@ class Spec(Strict, frozen=True):
     def _deciding(self) -> dict[str, Any]:
         values = {name: plain(getattr(self, name)) for name in _DECIDING}
         values["correction"] = self.correction and self.correction.get("digest")
+        if self.unlabeled_digest:
+            values |= {name: plain(getattr(self, name)) for name in _DECIDING_WHERE_SET}
         return values
 
     def differences(self, other: Spec) -> list[str]:
@@ -208,8 +221,8 @@ class Spec(Strict, frozen=True):
         """
         found = []
         ours, theirs = self._deciding(), other._deciding()
-        for name, words in _DECIDING.items():
-            one, two = ours[name], theirs[name]
+        for name, words in (_DECIDING | _DECIDING_WHERE_SET).items():
+            one, two = ours.get(name), theirs.get(name)
             if isinstance(one, dict) and isinstance(two, dict) and one != two:
                 names = [key for key in {**one, **two} if one.get(key) != two.get(key)]
                 found.append(f"{words} ({', '.join(names)})")

@@ -106,5 +106,10 @@ class JoinedImages(Rows):
 
     def key(self, index: int) -> str:
         """The image's key in its own set."""
+        images, place = self.locate(index)
+        return images.key(place)
+
+    def locate(self, index: int) -> tuple[ImageSet, int]:
+        """The set that an image is from, and its place there."""
         part, place = self.places[int(index)]
-        return self.parts[part].key(place)
+        return self.parts[part], place

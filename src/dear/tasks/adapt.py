@@ -46,6 +46,8 @@ def adapt(
     options: Mapping[str, Any] | Sequence[str] | None = None,
     recipe: str | Mapping[str, Any] | Sequence[str] | None = None,
     balance: bool = True,
+    unlabeled: PathLike | ImageSet | None = None,
+    unlabeled_weight: float | None = None,
     unreadable: str = "stop",
     without: str | Sequence[str] | Without | None = None,
     way: str = "auto",
@@ -81,6 +83,11 @@ def adapt(
         recipe: a preset of the method ("strong"), values of the recipe by name ({"lr": 1e-4}), or a list of
             both as on the command line (["strong", "lr=1e-4"]).
         balance: repeat images of rare classes.
+        unlabeled: images without labels to learn from as well: a folder, a table with a column `path`, a
+            dataset, an image set, or "rest" for the training images that `shots` leave out. They are used
+            unless cross-validation shows that they harm (`dear.train.setup.unlabeled`).
+        unlabeled_weight: of an unlabeled image relative to a labeled one, from 0 (not used) to 1, instead of
+            that decision.
         unreadable: "stop" refuses images that cannot be read, "skip" leaves them out.
         without: concepts or image properties to remove before training ("location", "location,color").
         way: how they are removed ("words", "heads", …); "auto" chooses on the training images.
@@ -131,6 +138,8 @@ def adapt(
         preset=preset,
         options=parse_pairs(options, "options"),
         balance=balance,
+        unlabeled=None if isinstance(unlabeled, ImageSet) else unlabeled,
+        unlabeled_weight=unlabeled_weight,
         unreadable=unreadable,
         calibrate=calibrate,
         focus=focus,
@@ -148,6 +157,7 @@ def adapt(
         without=removal,
         device=device,
         progress=progress,
+        unlabeled=unlabeled if isinstance(unlabeled, ImageSet) else None,
     )
     job.method.pick_mode(mode)
     _log_plan(job, held_out, resume)
@@ -173,13 +183,15 @@ def _check_roles_used(method: str, without: object, focus: str | None) -> None:
 
 def _log_plan(job: Job, held_out: ImageSet | None, resume: bool) -> None:
     """Log what is about to be done, what to know before, and how long it will take."""
-    for reason in job.unreadable:
+    for reason in (*job.unreadable, *(() if job.pool is None else job.pool.unreadable)):
         _log.warning("skipped: %s", reason)
     for notice in job.notices:
         _log.warning("notice: %s", notice)
     used = len(job.images)
     rest = job.available - used - len(job.unreadable)
     unused = f" ({rest:,} more are not used)" if rest else ""
+    if job.pool is not None and job.pool.used:
+        unused += f" and {job.pool.used:,} unlabeled images"
     testing = f"{len(held_out):,} images held out for testing" if held_out is not None else "none held out"
     steps = f"{job.recipe.epochs} epochs, {job.steps:,} steps" if job.steps else "no training steps"
     classes = len(job.method.classes)

@@ -24,6 +24,7 @@ from dear.runs.spec import Spec
 from dear.train.feed import stream
 from dear.train.frozen import FrozenViews
 from dear.train.run import train
+from dear.train.teacher import Teacher, repeat_labeled
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
 
@@ -117,6 +118,8 @@ class Trials:
     progress: Callable[[int, int], None] | None = None
     stop: Callable[[], bool] | None = None  #: called after every step; True ends everything with `Paused`
     duplicates: Duplicates | None = None  #: copies among the images; None: they are searched when needed
+    #: labels unlabeled images from the labels of each part; in `views` they are behind the labeled ones
+    teacher: Teacher | None = None
 
     def folds(self, count: int) -> list[Tensor]:
         """Places of the images that are held out in each of `count` turns."""
@@ -125,9 +128,16 @@ class Trials:
 
     def fit_subset(self, method: Method, rows: Tensor, columns: Tensor | None = None) -> None:
         """Train a fresh method on the images at `rows`; `columns` translates the set's labels to its own."""
-        if self.repeated is not None:
+        images: ImageSet = self.images
+        if self.teacher is not None:
+            labeled = len(rows)
+            rows, labels = self.teacher.extend(self.images.labels, rows)
+            images = self.teacher.join(self.images, rows, labels)
+            balance, weight = self.repeated is not None, self.teacher.weight
+            rows = rows[torch.tensor(repeat_labeled(labels, labeled, weight, balance), dtype=torch.int64)]
+        elif self.repeated is not None:
             rows = rows[torch.tensor(self.repeated(self.images.labels[rows]), dtype=torch.int64)]
-        subset: ImageSet = self.images.subset(rows.tolist())
+        subset: ImageSet = images.subset(rows.tolist())
         if columns is not None:
             subset = Relabeled(subset, columns, method.classes)
 

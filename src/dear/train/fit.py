@@ -71,14 +71,17 @@ def fit(
         spec=job.spec,
         views=views.subset(rows) if views is not None and repeats else views,
     )
-    if job.duplicates is not None:
-        trained.metrics["duplicates"] = job.duplicates.facts()
+    facts = {} if job.duplicates is None else {"duplicates": job.duplicates.facts()}
+    if job.pool is not None:
+        facts["unlabeled"] = job.pool.facts()
+    if facts:
+        trained.metrics.update(facts)
         if trained.path is not None:
             with locked(trained.path):
-                add_metrics(trained.path, duplicates=job.duplicates.facts())
+                add_metrics(trained.path, **facts)
     if job.spec.calibrate and trained.calibration is None:
         if views is not None and images is not job.images:  # copies would give away the images held out
-            views = views.subset(range(len(job.images)))
+            views = views.subset(range(len(job.base)))
         _calibrate(trained, job, views, progress, stop)
     return trained
 
@@ -86,7 +89,9 @@ def fit(
 def trials_of(job: Job, views: FrozenViews | None, stop: Callable[[], bool] | None = None) -> Trials:
     """How trainings of a cross-validation are done: as `fit` does, on parts of the job's images."""
     repeated = balanced_rows if job.spec.balance else None
-    return Trials(job.images, job.recipe, views, repeated, stop=stop, duplicates=job.duplicates)
+    return Trials(
+        job.images, job.recipe, views, repeated, stop=stop, duplicates=job.duplicates, teacher=job.teacher
+    )
 
 
 def _features(trained: Model, job: Job, views: FrozenViews | None) -> Tensor:
@@ -110,7 +115,7 @@ def _calibrate(
     resuming it calibrates again.
     """
     method = trained.method
-    views = shared_views(method, job.images, job.recipe) if views is None else views
+    views = shared_views(method, job.base, job.recipe) if views is None else views
     try:
         features = _features(trained, job, views)
         found = calibrate(method, trials_of(job, views, stop), features=features, progress=progress)

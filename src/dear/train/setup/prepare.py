@@ -26,7 +26,7 @@ from dear.methods import build_method, find_method
 from dear.methods.base import Method
 from dear.runs.class_lists import find_twins
 from dear.runs.recipe import Recipe
-from dear.runs.spec import Spec
+from dear.runs.spec import Spec, data_digest
 from dear.shortcuts.edited_images import JoinedImages
 from dear.shortcuts.plan import EditPlan, plan_edits, split_without
 from dear.shortcuts.removal import combine
@@ -37,6 +37,8 @@ from dear.train.setup.balance import balanced_rows, counts, enough_steps
 from dear.train.setup.focus import check_focus, find_focus, focus_notices, focus_options
 from dear.train.setup.notices import backbone_notices, duplicate_notices, image_notices, split_notices
 from dear.train.setup.roles import roles_for
+from dear.train.setup.unlabeled import Pool, find_pool, prepare_pool
+from dear.train.teacher import Teacher, repeat_labeled
 from dear.utils.files import PathLike
 from dear.utils.progress import Progress
 
@@ -56,11 +58,28 @@ class Job:
     focus: FocusChoice | None = None  #: on the heads of a role, where one was asked for
     edits: EditPlan | None = None  #: of properties of the images, where some were removed
     duplicates: Duplicates | None = None  #: copies among the images, where some images will be held out
+    pool: Pool | None = None  #: unlabeled images, and what was decided about them
 
     @property
     def rows(self) -> list[int]:
-        """What an epoch walks: places of images, those of rare classes more than once."""
+        """What an epoch walks: places of images, those of rare classes more than once.
+
+        Unlabeled images that are trained on have the places behind the labeled ones.
+        """
+        if self.teacher is not None:
+            labels = torch.cat([self.images.labels, self.teacher.images.labels])
+            return repeat_labeled(labels, len(self.images), self.teacher.weight, self.spec.balance)
         return balanced_rows(self.images.labels) if self.spec.balance else list(range(len(self.images)))
+
+    @property
+    def teacher(self) -> Teacher | None:
+        """Labels unlabeled images; None where none are trained on."""
+        return None if self.pool is None else self.pool.teacher
+
+    @property
+    def base(self) -> ImageSet:
+        """The images, and behind them the unlabeled images that are trained on."""
+        return self.images if self.teacher is None else JoinedImages.of(self.images, self.teacher.images)
 
     @property
     def steps(self) -> int:
@@ -71,13 +90,17 @@ class Job:
 
     @property
     def walked(self) -> tuple[ImageSet, list[int]]:
-        """What is trained on: the images and their edited copies, and what an epoch walks of them."""
+        """What is trained on, and what an epoch walks of it.
+
+        That are the images, unlabeled images with pseudo-labels, and edited copies of the images.
+        """
+        base, count, rows = self.base, len(self.images), self.rows
         copies = () if self.edits is None else self.edits.copies
         if not copies:
-            return self.images, self.rows
-        count = len(self.images)
-        rows = [row + block * count for block in range(1 + len(copies)) for row in self.rows]
-        return JoinedImages.of(self.images, *copies), rows
+            return base, rows
+        labeled = [row for row in rows if row < count]
+        walked = rows + [len(base) + block * count + row for block in range(len(copies)) for row in labeled]
+        return JoinedImages.of(base, *copies), walked
 
     def on(self, clip: Clip) -> Job:
         """The same training on another backbone, such as one with another correction."""
@@ -97,6 +120,7 @@ def prepare(
     device: str = "auto",
     progress: Progress | None = None,
     duplicates: Duplicates | None = None,
+    unlabeled: ImageSet | None = None,
 ) -> Job:
     """Load and check everything that a training needs.
 
@@ -111,11 +135,14 @@ def prepare(
         device: "auto", "cpu", "cuda", ...
         progress: called with (stage, done, total).
         duplicates: copies among `data`, where they are known.
+        unlabeled: images without labels, instead of those that `spec.unlabeled` names.
     """
     kind = find_method(spec.method)
     if spec.focus is not None:
         check_focus(kind)
-    images, available, unreadable = _training_images(spec, data, drawn)
+    images, every, unreadable = _training_images(spec, data, drawn)
+    if unlabeled is None and spec.unlabeled_weight != 0:
+        unlabeled = find_pool(spec, images, None if drawn else every, drawn)
     clip = load(spec.weights(), device=pick_device(device)) if clip is None else clip
     notices = [*backbone_notices(clip, images), *image_notices(images, spec.balance)]
     notices += split_notices(spec.data, spec.root) if data is None else []
@@ -169,7 +196,14 @@ def prepare(
     spec = spec.changed(preset=spec.preset or kind.recommended())
     spec = Spec.of(method, recipe, images, spec)
     notes = tuple(notices)
-    return Job(spec, method, images, recipe, available, unreadable, notes, removal, focus, edits, duplicates)
+    job = Job(
+        spec, method, images, recipe, len(every), unreadable, notes, removal, focus, edits, duplicates, pool
+    )
+    if job.teacher is None:
+        return job
+    walked, rows = job.walked
+    recipe = recipe_for(walked.labels[torch.tensor(rows)])
+    return replace(job, recipe=recipe, spec=Spec.of(method, recipe, images, spec))
 
 
 def explicit_options(spec: Spec) -> dict[str, Any]:
@@ -257,12 +291,14 @@ def _noted(without: Without) -> dict[str, object]:
     return {"without": without.concepts, "way": without.way, "examples": examples}
 
 
-def _training_images(spec: Spec, data: ImageSet | None, drawn: bool) -> tuple[ImageSet, int, tuple[str, ...]]:
-    """The images to train on, how many there were to draw from, and why some cannot be read."""
+def _training_images(
+    spec: Spec, data: ImageSet | None, drawn: bool
+) -> tuple[ImageSet, ImageSet, tuple[str, ...]]:
+    """The images to train on, those that they were drawn from, and why some cannot be read."""
     images = open_training(spec) if data is None else data
     if spec.classes and spec.classes != images.classes:
         images = images.select_classes(spec.classes)
-    available = len(images)
+    every = images
     if not drawn:
         check_task(images)
         if spec.shots:
@@ -270,7 +306,7 @@ def _training_images(spec: Spec, data: ImageSet | None, drawn: bool) -> tuple[Im
     report = check_images(images, spec.unreadable)
     if report.unreadable and not drawn:
         check_task(report.kept)
-    return report.kept, available, tuple(item.reason for item in report.unreadable)
+    return report.kept, every, tuple(item.reason for item in report.unreadable)
 
 
 def open_training(spec: Spec) -> ImageSet:

@@ -1,0 +1,132 @@
+"""Images without labels: a folder, a table or a dataset whose labels are not read, or part of a labeled one.
+
+A labeled dataset may hold unlabeled images itself: those in a folder `unlabeled/` next to the class folders,
+and rows of a table whose label is empty.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dear.data.images import TEMPLATE, FileImages, ImageLike, ImageSet, ListedImages, Wrapped, natural_key
+from dear.data.open import SPLITS, TABLES, UNLABELED_FOLDER, WORLD, check_data, find_benchmark, open_data
+from dear.data.table import read_table
+from dear.errors import DataError
+from dear.images.names import image_paths
+from dear.images.views import Size
+
+UNLABELED = -1  #: label of an image without one, as in scikit-learn
+REST = "rest"  #: names the training images that a draw of shots leaves out
+
+
+@dataclass(frozen=True, eq=False)
+class Relabeled(Wrapped):
+    """The images of a set with other labels and classes."""
+
+    images: ImageSet
+    new_labels: Tensor  #: int64 [n], into `names`; -1: none
+    names: tuple[str, ...]  #: of the classes
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """See `ImageSet`."""
+        return self.names
+
+    @property
+    def labels(self) -> Tensor:
+        """See `ImageSet`."""
+        return self.new_labels
+
+    def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
+        """See `ImageSet`."""
+        return self.images.pixels(indices, size)
+
+    def subset(self, indices: Sequence[int]) -> Relabeled:
+        """See `ImageSet`."""
+        rows = torch.tensor([int(index) for index in indices], dtype=torch.int64)
+        return Relabeled(self.images.subset(indices), self.new_labels[rows], self.names)
+
+    def select_classes(self, names: Sequence[str]) -> ImageSet:
+        """The images of some classes; labels count into `names`."""
+        place = {name: number for number, name in enumerate(names)}
+        moved = torch.tensor([place.get(name, -1) for name in self.names], dtype=torch.int64)
+        labels = torch.where(self.labels < 0, -1, moved[self.labels])
+        rows = (labels >= 0).nonzero()[:, 0]
+        return Relabeled(self.images.subset(rows.tolist()), labels[rows], tuple(names))
+
+
+def without_labels(images: ImageSet) -> Relabeled:
+    """The images of a set without their labels."""
+    return Relabeled(images, torch.full((len(images),), UNLABELED, dtype=torch.int64), ())
+
+
+def unlabeled_images(items: Sequence[ImageLike]) -> ListedImages:
+    """A list of files and Pillow images as a set without labels.
+
+    Raises:
+        DataError: the list is empty.
+    """
+    if not items:
+        raise DataError("unlabeled: the list is empty; it needs at least 1 image")
+    labels = torch.full((len(items),), UNLABELED, dtype=torch.int64)
+    return ListedImages(tuple(items), labels, (), name="unlabeled images")
+
+
+def open_unlabeled(source: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> ImageSet:
+    """Images whose labels are not read.
+
+    Args:
+        source: a folder, of which all images at any depth count; a table with a column `path`; or a dataset
+            by its name, of which the training images count.
+        root: the folder of the benchmarks; for a table, the folder that its paths start from.
+
+    Raises:
+        DataError: there is no such source, or it holds no image.
+    """
+    text = os.fspath(source)
+    path = Path(text).expanduser()
+    if text.startswith(WORLD) or (find_benchmark(text) is not None and root is not None):
+        return without_labels(open_data(text, "train", root=root))
+    check_data(path, root)
+    if os.path.isdir(path):
+        return _files(path, sorted(image_paths(path), key=natural_key), path)
+    folder = path.parent if root is None else Path(root)
+    return _files(folder, [row.path for row in read_table(path, folder, required=("path",))], path)
+
+
+def unlabeled_part(
+    source: str | os.PathLike[str], root: str | os.PathLike[str] | None = None
+) -> ImageSet | None:
+    """The unlabeled images that a labeled dataset holds itself; None where there are none.
+
+    Raises:
+        DataError: a table cannot be read.
+    """
+    path = Path(os.fspath(source)).expanduser()
+    if path.is_dir():
+        folders = [path, *(path / name for name in SPLITS["train"])]
+        rows = [
+            (folder / UNLABELED_FOLDER / name).relative_to(path).as_posix()
+            for folder in folders
+            if (folder / UNLABELED_FOLDER).is_dir()
+            for name in sorted(image_paths(folder / UNLABELED_FOLDER), key=natural_key)
+        ]
+        return _files(path, rows, path) if rows else None
+    if path.suffix.lower() not in TABLES or not path.is_file():
+        return None
+    folder = path.parent if root is None else Path(root)
+    rows = [row.path for row in read_table(path, folder) if not row.label]
+    return _files(folder, rows, path) if rows else None
+
+
+def _files(root: Path, paths: Sequence[str], source: Path) -> ImageSet:
+    if not paths:
+        raise DataError(f"{source}: holds no images; unlabeled images need at least 1")
+    labels = torch.full((len(paths),), UNLABELED, dtype=torch.int64)
+    return FileImages(source.name, (), TEMPLATE, root, tuple(paths), labels)

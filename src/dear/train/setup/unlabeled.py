@@ -1,0 +1,294 @@
+"""Unlabeled images before a training: read them, decide whether they help, label the confident ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.data.check import find_unreadable
+from dear.data.duplicates import Duplicates
+from dear.data.images import ImageSet, Source, content_digest
+from dear.data.unlabeled import REST, Relabeled, open_unlabeled, unlabeled_part, without_labels
+from dear.errors import DataError, UsageError
+from dear.methods.base import Method
+from dear.runs.feature_cache import FeatureCache
+from dear.runs.recipe import Recipe
+from dear.runs.spec import Spec
+from dear.shortcuts.edited_images import JoinedImages
+from dear.train.crossval import Trials, held_out
+from dear.train.frozen import views_for
+from dear.train.setup.balance import balanced_rows
+from dear.train.teacher import Teacher, repeat_labeled
+from dear.unlabeled import (
+    UNLABELED,
+    Comparison,
+    PseudoLabels,
+    Reason,
+    compare_with_labeled_only,
+    draw_rows,
+    fit_semi_supervised_probe,
+    measure_nearness,
+    pseudo_label_share,
+    select_pseudo_labels,
+)
+from dear.unlabeled.pool import FOLDS, MOST_COMPARED, MOST_FOREIGN
+from dear.utils.progress import Progress
+
+RecipeFor = Callable[[Tensor], Recipe]
+MOST_QUICK = 5_000  #: pseudo-labeled images that a method on frozen features is trained on
+MOST_PER_CLASS = 64  #: pseudo-labeled images per class for methods that run a tower in every step
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Unlabeled images of a training, and what was decided about them."""
+
+    images: int  #: readable, without copies of labeled images
+    copies: int  #: of labeled images, left out
+    unreadable: tuple[str, ...]  #: why others were left out, one sentence each
+    foreign: int  #: farther from the labeled images than these are from each other
+    nearness: tuple[float, float]  #: median cosine with the nearest labeled images, and the limit
+    reason: Reason | str  #: "helps", "harms", "unknown", "far", or "weight" where the Spec decides
+    comparison: Comparison  #: cross-validated, by the method itself where it is quick, else by a probe
+    by_method: bool  #: whether the comparison is by the method itself
+    teacher: Teacher | None  #: None: the images are not used
+    confidences: Tensor  #: of the pseudo-labels, [p]
+
+    @property
+    def used(self) -> int:
+        """Unlabeled images that are trained on."""
+        return 0 if self.teacher is None else len(self.teacher.chosen)
+
+    def sentence(self) -> str:
+        """What was decided, and why."""
+        cross, (median, limit) = self.comparison, self.nearness
+        skipped = f"the {self.images} unlabeled images are left out"
+        if self.reason == "far":
+            return (
+                f"{skipped}: {self.foreign} are farther from the labeled images (median nearness "
+                f"{median:.2f}) than these are from each other (at least {limit:.2f})"
+            )
+        foreign = f"; {self.foreign} are foreign (nearness below {limit:.2f})" if self.foreign else ""
+        start = f"{self.used} of {self.images} unlabeled images are trained on{foreign}"
+        if self.reason == "weight":
+            return f"{start}; unlabeled_weight decides that they are"
+        if self.reason == "unknown":
+            return f"{start}; whether they help cannot be measured, because no class has two labeled images"
+        after, before = (right / cross.images for right in (cross.with_pool, cross.labeled_only))
+        probe = "" if self.by_method else " of a probe"
+        measured = (
+            f"cross-validated accuracy{probe} on {cross.images} labeled images is {after:.1%} with them, "
+            f"{before:.1%} without"
+        )
+        return f"{skipped if self.reason == 'harms' else start}: {measured}"
+
+    def facts(self) -> dict[str, Any]:
+        """For `metrics.json`."""
+        cross, teacher = self.comparison, self.teacher
+        facts: dict[str, Any] = {
+            "images": self.images,
+            "used": self.used,
+            "reason": self.reason,
+            "foreign": self.foreign,
+            "copies_of_labeled": self.copies,
+            "unreadable": len(self.unreadable),
+            "nearness": {"median": round(self.nearness[0], 4), "limit": round(self.nearness[1], 4)},
+        }
+        if cross.images:
+            facts["cross_validation"] = {
+                "by": "method" if self.by_method else "probe",
+                "images": cross.images,
+                "labeled_only": round(cross.labeled_only / cross.images, 4),
+                "with_unlabeled": round(cross.with_pool / cross.images, 4),
+                "standard_error": round(cross.error, 4),
+            }
+        if teacher is not None:
+            classes, labels = teacher.images.classes, teacher.images.labels
+            counts = torch.bincount(labels, minlength=len(classes)).tolist()
+            facts |= {
+                "weight": teacher.weight,
+                "per_class": dict(zip(classes, counts, strict=True)),
+                "confidence": {
+                    "mean": round(float(self.confidences.mean()), 4),
+                    "least": round(float(self.confidences.min()), 4),
+                },
+            }
+        return facts
+
+
+def find_pool(spec: Spec, images: ImageSet, all_images: ImageSet | None, drawn: bool) -> ImageSet | None:
+    """The unlabeled images that a Spec names or that its dataset holds; None: there are none.
+
+    Args:
+        spec: names them in `unlabeled`.
+        images: the labeled images.
+        all_images: those that `images` were drawn from; None: not known.
+        drawn: whether the images were drawn before, so that the rest of their dataset is not meant.
+
+    Raises:
+        DataError: they do not exist.
+        UsageError: "rest" without a draw.
+    """
+    if spec.unlabeled == REST:
+        if all_images is None or not spec.shots:
+            raise UsageError("unlabeled = 'rest' means the images that shots leave out; give shots")
+        keys = {images.key(index) for index in range(len(images))}
+        rest = [index for index in range(len(all_images)) if all_images.key(index) not in keys]
+        if not rest:
+            raise DataError(
+                f"{images.name}: {spec.shots} shots leave no image out; unlabeled = 'rest' needs some"
+            )
+        return without_labels(all_images.subset(rest))
+    if spec.unlabeled is not None:
+        return open_unlabeled(spec.unlabeled, spec.root)
+    source: Source | None = getattr(images, "source", None)
+    if drawn or source is None:
+        return None
+    return unlabeled_part(source.spec, source.root)
+
+
+def prepare_pool(
+    spec: Spec,
+    method: Method,
+    images: ImageSet,
+    recipe_for: RecipeFor,
+    pool: ImageSet,
+    duplicates: Duplicates | None = None,
+    progress: Progress | None = None,
+) -> Pool:
+    """Read unlabeled images, decide whether they are used, and label the confident ones.
+
+    Args:
+        spec: `unlabeled_weight` decides; None: a cross-validation does.
+        method: untrained.
+        images: the labeled images [n].
+        recipe_for: the recipe of a training, by the labels of what an epoch walks.
+        pool: the unlabeled images.
+        duplicates: copies among the labeled images, which are held out together.
+        progress: called with (stage, done, total).
+
+    Raises:
+        DataError: no unlabeled image can be read, or all are labeled images.
+    """
+    pool, unreadable, copies = _distinct(pool, images)
+    clip = method.clip.focused(())
+    cache = FeatureCache()
+    labeled = F.normalize(cache.image_features(clip, images, progress), dim=1)
+    features = torch.cat([labeled, F.normalize(cache.image_features(clip, pool, progress), dim=1)])
+    texts = (method.prompts.frozen[:, : features.shape[1]] * clip.logit_scale).float().cpu()
+    count, labels = len(images), images.labels.cpu()
+    near = measure_nearness(features[count:], labeled)
+    median = float(near.values.median()) if len(near.values) else 0.0
+    nothing = Comparison(0, 0, 0, 0, 0)
+    base = Pool(
+        len(pool), copies, unreadable, int(near.foreign.sum()), (median, near.limit), "far", nothing, False,
+        None, torch.zeros(0),
+    )  # fmt: skip
+    forced = spec.unlabeled_weight is not None
+    if near.share > MOST_FOREIGN or bool(near.foreign.all()):
+        return base
+    kept = (~near.foreign).nonzero()[:, 0]  # places in the pool
+    rows = torch.cat([torch.arange(count), count + kept])
+    known = torch.full((len(rows),), UNLABELED, dtype=torch.int64)
+    known[:count] = labels
+    groups = torch.full_like(known, -1)
+    groups[:count] = torch.arange(count) if duplicates is None else torch.from_numpy(duplicates.units)
+    fit = fit_semi_supervised_probe(features[rows], known, texts)
+    cross = compare_with_labeled_only(features[rows], known, texts, groups)
+    share = pseudo_label_share(cross, fit.agreement)
+    pseudo = _limit(
+        select_pseudo_labels(fit.probabilities, known == UNLABELED, share), len(texts), method.quick
+    )
+    # The teacher of a cross-validation reads a part of a large pool, and all that is trained on.
+    part = torch.cat([draw_rows(torch.arange(count, len(rows)), MOST_COMPARED), pseudo.rows]).unique()
+    chosen = torch.searchsorted(part, pseudo.rows)
+    labeled_images = Relabeled(pool.subset(kept[pseudo.rows - count].tolist()), pseudo.labels, method.classes)
+    teacher = Teacher(
+        features[rows[torch.cat([torch.arange(count), part])]],
+        texts,
+        fit.probabilities[part].argmax(dim=1),
+        chosen,
+        labeled_images,
+        1.0 if spec.unlabeled_weight is None else spec.unlabeled_weight,
+    )
+    reason: Reason | str = "weight"
+    if not forced:
+        if cross.images and method.quick:
+            cross = compare_trainings(spec, method, images, recipe_for, teacher, duplicates)
+        helps = cross.gain >= -cross.error
+        reason = "unknown" if not cross.images else "helps" if helps else "harms"
+    return replace(
+        base,
+        reason=reason,
+        comparison=nothing if forced else cross,
+        by_method=method.quick and bool(cross.images) and not forced,
+        teacher=None if reason == "harms" else teacher,
+        confidences=pseudo.confidences if reason != "harms" else torch.zeros(0),
+    )
+
+
+def compare_trainings(
+    spec: Spec,
+    method: Method,
+    images: ImageSet,
+    recipe_for: RecipeFor,
+    teacher: Teacher,
+    duplicates: Duplicates | None = None,
+) -> Comparison:
+    """Cross-validate the method itself with and without the unlabeled images."""
+    repeated = balanced_rows if spec.balance else None
+    joined = JoinedImages.of(images, teacher.images)
+    walked = joined.labels[
+        torch.tensor(repeat_labeled(joined.labels, len(images), teacher.weight, spec.balance))
+    ]
+    only = images.labels[torch.tensor(balanced_rows(images.labels))] if spec.balance else images.labels
+    recipe = recipe_for(only)
+    without = Trials(images, recipe, views_for(method, joined, recipe), repeated, duplicates=duplicates)
+    found = []
+    for trials in (without, replace(without, teacher=teacher, recipe=recipe_for(walked))):
+        answers = held_out(method, trials, FOLDS)
+        if answers is None:
+            return Comparison(0, 0, 0, 0, 0)
+        logits = answers.logits[method.pick_mode(None)]
+        order = answers.rows.argsort()
+        found.append((logits.argmax(dim=1) == answers.labels)[order])
+    before, after = found
+    parts = (before | ~before, before, after, after & ~before, before & ~after)
+    return Comparison(*(int(part.sum()) for part in parts))
+
+
+def _distinct(pool: ImageSet, images: ImageSet) -> tuple[ImageSet, tuple[str, ...], int]:
+    """Readable images of a pool that no labeled image equals, why others cannot be read, and the copies."""
+    bad = find_unreadable(pool, range(len(pool)))
+    places = {item.place for item in bad}
+    labeled = {content_digest(images, index) for index in range(len(images))}
+    same = {
+        index for index in range(len(pool)) if index not in places and content_digest(pool, index) in labeled
+    }
+    rows = [index for index in range(len(pool)) if index not in places and index not in same]
+    if not rows and same:
+        raise DataError(
+            f"{pool.name}: all {len(same)} images are labeled images too; unlabeled images must be others"
+        )
+    if not rows:
+        raise DataError(
+            f"{pool.name}: none of the {len(pool)} unlabeled images can be read; the first: {bad[0].reason}"
+        )
+    return pool.subset(rows), tuple(item.reason for item in bad), len(same)
+
+
+def _limit(pseudo: PseudoLabels, classes: int, quick: bool) -> PseudoLabels:
+    """The most confident images of each class, as many as a training can take."""
+    most = max(MOST_PER_CLASS, MOST_QUICK // classes) if quick else MOST_PER_CLASS
+    rows = []
+    for label in pseudo.labels.unique().tolist():
+        members = (pseudo.labels == label).nonzero()[:, 0]
+        order = pseudo.confidences[members].argsort(descending=True, stable=True)
+        rows.append(members[order[:most]])
+    kept = torch.cat(rows).sort().values
+    return PseudoLabels(pseudo.rows[kept], pseudo.labels[kept], pseudo.confidences[kept])
