@@ -149,4 +149,4 @@ def _gain(sizes: NDArray[np.float64], accuracies: NDArray[np.float64], labels: i
     slope, _ = np.polyfit(np.log(sizes), np.log(errors), 1)
     slope = min(0.0, max(-1.0, float(slope)))
     now = float(errors[-1]) * (labels / float(sizes[-1])) ** slope
-    return now - now * ((labels + more) / labels) ** slope
+    return float(now - now * ((labels + more) / labels) ** slope)

@@ -93,6 +93,8 @@ def text_span(texts: Tensor) -> Tensor:
     """
     if len(texts) < 2:
         return texts[:0]
+    lengths: Tensor
+    basis: Tensor
     _, lengths, basis = torch.linalg.svd(texts - texts.mean(dim=0), full_matrices=False)
     rank = int((lengths > 1e-3 * lengths[0]).sum()) if float(lengths[0]) > 0 else 0
     return basis[:rank]

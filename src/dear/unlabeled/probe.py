@@ -10,6 +10,7 @@ together weigh at most as much as all labels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ def default_ridge(classes: int) -> float:
     >>> default_ridge(10)
     0.02
     """
-    return 0.02 * (10 / classes) ** 1.5
+    return 0.02 * math.pow(10 / classes, 1.5)
 
 
 def probe_inputs(features: Tensor, mean: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
