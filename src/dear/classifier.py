@@ -163,7 +163,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if missing:
                 unlabeled = unlabeled_images([items[place] for place in missing])
                 labeled = sorted(set(range(len(items))) - set(missing))
-                X, y = [items[place] for place in labeled], [y[place] for place in labeled]
+                labels = y.tolist() if hasattr(y, "tolist") else list(y)
+                X, y = [items[place] for place in labeled], [labels[place] for place in labeled]
         images, self.classes_ = self._training_set(X, y, class_names)
         if self.class_weight not in (None, "balanced"):
             raise UsageError(f"class_weight = {self.class_weight!r}: it is None or 'balanced'")

@@ -302,9 +302,9 @@ def _try(job: Job, folds: int, deadline: float, cached: list[FrozenViews | None]
 def _views(job: Job, cached: list[FrozenViews | None]) -> FrozenViews | None:
     """Frozen features of the images; methods that read the frozen feature share them."""
     if not reads_features(job.method, job.recipe):
-        return shared_views(job.method, job.images, job.recipe)
+        return shared_views(job.method, job.base, job.recipe)
     if not cached:
-        cached.append(shared_views(job.method, job.images, job.recipe))
+        cached.append(shared_views(job.method, job.base, job.recipe))
     return cached[0]
 
 

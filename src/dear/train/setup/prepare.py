@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -192,17 +193,22 @@ def prepare(
     method = build(clip, options)
     if method.notice:
         notices.append(method.notice)
+    pool = None
+    if unlabeled is not None and spec.unlabeled_weight != 0:
+        spec = spec.changed(unlabeled_digest=data_digest(unlabeled))
+        walk_recipe = partial(recipe_for, spec.changed(balance=False), method)
+        pool = prepare_pool(spec, method, images, walk_recipe, unlabeled, duplicates, progress)
+        notices.append(pool.sentence())
     recipe = recipe_for(spec, method, images.labels)
     spec = spec.changed(preset=spec.preset or kind.recommended())
-    spec = Spec.of(method, recipe, images, spec)
-    notes = tuple(notices)
     job = Job(
-        spec, method, images, recipe, len(every), unreadable, notes, removal, focus, edits, duplicates, pool
-    )
+        Spec.of(method, recipe, images, spec), method, images, recipe, len(every), unreadable,
+        tuple(notices), removal, focus, edits, duplicates, pool,
+    )  # fmt: skip
     if job.teacher is None:
         return job
     walked, rows = job.walked
-    recipe = recipe_for(walked.labels[torch.tensor(rows)])
+    recipe = recipe_for(spec.changed(balance=False), method, walked.labels[torch.tensor(rows)])
     return replace(job, recipe=recipe, spec=Spec.of(method, recipe, images, spec))
 
 
