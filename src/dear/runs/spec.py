@@ -7,7 +7,6 @@ complete Spec can be prepared again and gives the same training, which is how ru
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import asdict
@@ -22,6 +21,7 @@ from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods.base import Method
 from dear.runs.recipe import Recipe
+from dear.utils.digest import of_json, of_parts
 from dear.utils.text import PRINTABLE, Strict, Whole
 
 SCHEMA = 1
@@ -56,18 +56,9 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def canonical(value: Any) -> str:
-    """JSON text that is the same for equal values: sorted keys, no spaces, tuples as lists.
-
-    >>> canonical({"b": (1, 2), "a": 0.5})
-    '{"a":0.5,"b":[1,2]}'
-    """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
-
 def digest(value: Any) -> str:
-    """SHA-256 of the canonical JSON of `value`, in hexadecimal."""
-    return hashlib.sha256(canonical(value).encode()).hexdigest()
+    """Digest of the canonical JSON of `value`, in hexadecimal."""
+    return of_json(value).hex()
 
 
 def roles_digest(roles: RoleMap) -> str:
@@ -78,12 +69,11 @@ def roles_digest(roles: RoleMap) -> str:
 
 def data_digest(images: ImageSet) -> str:
     """Hash of labels, names, domains and contents of all images, in their order."""
-    found = hashlib.sha256()
     domains = images.domains or ("",) * len(images)
+    parts: list[str | bytes] = []
     for index, (label, domain) in enumerate(zip(images.labels.tolist(), domains, strict=True)):
-        words = f"{label} {domain}\n{images.key(index)}\n"
-        found.update(words.encode("utf-8", "surrogatepass") + content_digest(images, index))
-    return found.hexdigest()
+        parts += [f"{label} {domain}\n{images.key(index)}\n", content_digest(images, index)]
+    return of_parts(*parts).hex()
 
 
 class Spec(Strict, frozen=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from dear.data.images import ImageSet
+from dear.utils.digest import of_parts
 
 _MAKE, _MODEL = 0x010F, 0x0110  # EXIF tags
 
@@ -39,7 +39,7 @@ def file_facts(images: ImageSet, index: int) -> FileFacts | None:
                 os.path.getsize(path) / max(1, image.width * image.height),
                 str(image.format),
                 " ".join(camera.split())[:60],
-                hashlib.sha256(repr(sorted(tables.items())).encode()).hexdigest()[:8] if tables else "",
+                of_parts(repr(sorted(tables.items()))).hex()[:8] if tables else "",
                 jpeg_quality(tables[min(tables)]) if tables else None,
             )
     except Exception:  # a decoder may raise anything; whether the image can be used is asked elsewhere

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
 import threading
 import traceback
@@ -18,6 +17,7 @@ from PIL import Image
 from dear.errors import DearError
 from dear.report.page import render
 from dear.studio.state import Stopped, StudioState, name_of
+from dear.utils.digest import of_parts
 from dear.utils.files import write_atomic
 from dear.utils.progress import Progress
 
@@ -131,7 +131,7 @@ def shown(state: StudioState, image: Image.Image) -> str:
     buffer = io.BytesIO()
     image.save(buffer, "WEBP", quality=90)
     content = buffer.getvalue()
-    path = state.folder / "shown" / f"{hashlib.sha256(content).hexdigest()[:32]}.webp"
+    path = state.folder / "shown" / f"{of_parts(content).hex()[:32]}.webp"
     if not path.exists():
         write_atomic(path, content)
     return str(path)

@@ -6,7 +6,6 @@ their images stand for classes that come later or for images of no class at all 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -25,6 +24,7 @@ from dear.train.feed import stream
 from dear.train.frozen import FrozenViews
 from dear.train.run import train
 from dear.train.teacher import Teacher, repeat_labeled
+from dear.utils.digest import of_parts
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
 
@@ -75,7 +75,7 @@ def image_folds(labels: Tensor, folds: int, seed: int, duplicates: Duplicates | 
     units = None
     if duplicates is not None:
         contents, units = list(duplicates.contents), duplicates.units
-    keys = [hashlib.sha256(f"folds {seed} ".encode() + content).digest() for content in contents]
+    keys = [of_parts(f"folds {seed} ", content) for content in contents]
     fold = torch.from_numpy(assign_folds(labels.cpu().numpy(), folds, keys, units))
     parts = [(fold == number).nonzero()[:, 0] for number in range(folds)]
     return [part for part in parts if len(part)]

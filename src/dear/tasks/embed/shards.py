@@ -8,7 +8,6 @@ refused.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from dear.data.read_ahead import read_ahead
 from dear.errors import DataError, InputError, RunError, UsageError
 from dear.images.names import find_images
 from dear.utils.cluster import map_items
+from dear.utils.digest import of_parts
 from dear.utils.files import read_text, write_atomic, write_json
 from dear.utils.progress import Progress, silent
 from dear.utils.text import decode
@@ -177,15 +177,15 @@ def _claim(job: ShardJob) -> None:
 
 def _digest(images: Sequence[str]) -> str:
     """Hash of the images' paths, sizes and times: a changed file is another image."""
-    found = hashlib.sha256()
+    lines = []
     for image in images:
         try:
             state = os.stat(image)
             stamp = f"{state.st_size} {state.st_mtime_ns}"
         except OSError:
             stamp = "missing"
-        found.update(f"{image}\n{stamp}\n".encode("utf-8", "surrogatepass"))
-    return found.hexdigest()
+        lines.append(f"{image}\n{stamp}\n")
+    return of_parts(*lines).hex()
 
 
 def _here(

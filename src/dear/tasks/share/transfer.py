@@ -7,7 +7,6 @@ own: only a run's files are taken, within limits, and no pickle is read.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -23,6 +22,7 @@ from dear.clip.hub import is_hub_name
 from dear.errors import DearError, RunError, UsageError, reason_of
 from dear.runs.folder import FILES, load_run, read_config, read_metrics
 from dear.tasks.share.card import model_card
+from dear.utils.digest import of_file
 from dear.utils.files import write_atomic
 from dear.utils.user_cache import cache_folder
 
@@ -143,11 +143,7 @@ def local_run(source: str | os.PathLike[str]) -> Path:
 
 def _unpacked(path: Path) -> Path:
     """The folder that an archive was unpacked to, once per content."""
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    folder = cache_folder() / "bundles" / digest.hexdigest()[:32]
+    folder = cache_folder() / "bundles" / of_file(path).hex()[:32]
     if (folder / "config.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
