@@ -76,7 +76,7 @@ def test_refused_images_count_as_wrong_in_every_score(photos: Path) -> None:
 @pytest.mark.parametrize("names", [["hue"] * 2 + ["blue"], {"blue": "hue", "green": "hue", "red": "red"}])
 def test_two_labels_with_one_name_are_refused(photos: Path, names) -> None:
     files, truth = listed(photos)
-    with pytest.raises(InputError, match="'blue' and 'green' are both named 'hue'"):
+    with pytest.raises(InputError, match=r"'blue' .*'green' .*'hue'"):
         classifier().fit(files, truth, class_names=names)
 
 
@@ -167,18 +167,18 @@ def test_not_fitted_and_wrong_use(photos: Path) -> None:
     files, truth = listed(photos)
     with pytest.raises(NotFittedError):
         classifier().predict(files)
-    with pytest.raises(InputError, match="needs y"):
+    with pytest.raises(InputError, match=r"\by\b"):
         classifier().fit(files)
-    with pytest.raises(InputError, match="15 images but 2 labels"):
+    with pytest.raises(InputError, match=r"15 .*2 label"):
         classifier().fit(files, truth[:2])
     with pytest.raises(UsageError, match="'deer'"):
         classifier(method="deer").fit(files, truth)
     with pytest.raises(DearError, match="nowhere"):
         classifier().fit("nowhere")
-    with pytest.raises(InputError, match="as a list"):
-        classifier(epochs=0).fit(files, truth).predict(files[0])
+    with pytest.raises(InputError, match=r"\['"):
+        classifier(epochs=1).fit(files, truth).predict(files[0])
     with pytest.raises(UsageError, match="'fast'"):
-        classifier(epochs=0, mode="fast").fit(files, truth)
+        classifier(epochs=1, mode="fast").fit(files, truth)
 
 
 def test_one_class(photos: Path) -> None:
@@ -217,8 +217,8 @@ def test_a_thousand_classes() -> None:
 
 
 def test_loading_says_what_is_wrong(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(DearError, match="is not a run folder"):
+    with pytest.raises(DearError, match=r"config\.json"):
         Classifier.load(tmp_path)
-    classifier(epochs=0).fit(photos / "train").save(tmp_path / "run")
+    classifier(epochs=1).fit(photos / "train").save(tmp_path / "run")
     with pytest.raises(RunError, match="'tiny'"):
         Classifier.load(tmp_path / "run")

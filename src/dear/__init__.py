@@ -1,65 +1,103 @@
 """Adapt CLIP-like vision-language models head by head.
 
-Names are imported when they are first used, so that `dear --help` need not wait for PyTorch.
+Every command of `dear` is a function here under the command's name. Names are imported when they are first
+used, so that `dear --help` does not wait for PyTorch.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dear import heads
+    from dear import bench, heads
     from dear.classifier import Classifier
     from dear.clip.config import ClipConfig
-    from dear.clip.factory import list_backbones, load
+    from dear.clip.factory import list_backbones
     from dear.clip.model import Clip
     from dear.data import list_datasets, open_data
     from dear.heads.discover import discover_roles
     from dear.heads.roles import Role, RoleMap
     from dear.methods import DeAR, list_methods
+    from dear.runs.model import Model
+    from dear.tasks.adapt import adapt
+    from dear.tasks.audit.task import audit
+    from dear.tasks.choose import choose
+    from dear.tasks.drift import drift
+    from dear.tasks.embed.task import embed
+    from dear.tasks.evaluate import evaluate, zeroshot
+    from dear.tasks.load import load
+    from dear.tasks.predict import predict
+    from dear.tasks.share.transfer import bundle, pull, push
 
-__version__ = "0.2.0"
+__version__ = "0.1.0"
 
+#: name -> module that defines it
 _HOMES = {
     "Classifier": "dear.classifier",
     "Clip": "dear.clip.model",
     "ClipConfig": "dear.clip.config",
     "DeAR": "dear.methods",
+    "Model": "dear.runs.model",
     "Role": "dear.heads.roles",
     "RoleMap": "dear.heads.roles",
+    "adapt": "dear.tasks.adapt",
+    "audit": "dear.tasks.audit.task",
+    "bundle": "dear.tasks.share.transfer",
+    "choose": "dear.tasks.choose",
     "discover_roles": "dear.heads.discover",
+    "drift": "dear.tasks.drift",
+    "embed": "dear.tasks.embed.task",
+    "evaluate": "dear.tasks.evaluate",
     "list_backbones": "dear.clip.factory",
     "list_datasets": "dear.data",
     "list_methods": "dear.methods",
-    "load": "dear.clip.factory",
+    "load": "dear.tasks.load",
     "open_data": "dear.data",
+    "predict": "dear.tasks.predict",
+    "pull": "dear.tasks.share.transfer",
+    "push": "dear.tasks.share.transfer",
+    "zeroshot": "dear.tasks.evaluate",
 }
+_PACKAGES = ("bench", "heads")
 
 __all__ = [
     "Classifier",
     "Clip",
     "ClipConfig",
     "DeAR",
+    "Model",
     "Role",
     "RoleMap",
+    "adapt",
+    "audit",
+    "bench",
+    "bundle",
+    "choose",
     "discover_roles",
+    "drift",
+    "embed",
+    "evaluate",
     "heads",
     "list_backbones",
     "list_datasets",
     "list_methods",
     "load",
     "open_data",
+    "predict",
+    "pull",
+    "push",
+    "zeroshot",
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name == "heads":
-        return importlib.import_module("dear.heads")
+    if name in _PACKAGES:
+        return importlib.import_module(f"dear.{name}")
     raise AttributeError(f"module 'dear' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*__all__, "__version__"])

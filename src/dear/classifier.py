@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.exceptions import NotFittedError
 
 from dear.clip.factory import list_backbones, load, pick_device
@@ -26,47 +26,52 @@ from dear.data.unlabeled import unlabeled_images
 from dear.errors import DataError, InputError, RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.images.names import find_images, is_image_name
+from dear.methods.base import unit
 from dear.runs.answer import NONE_OF_THESE
+from dear.runs.class_lists import resolve_classes, split_class_list
 from dear.runs.folder import read_config
 from dear.runs.model import Model
 from dear.tasks.adapt import adapt
+from dear.tasks.explain.explanation import Explanation
+from dear.tasks.explain.task import explainer_of
 from dear.tasks.share.transfer import local_run
 from dear.utils.files import PathLike
 
 Labels = NDArray[Any]
 
 
-class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """An image classifier that learns from a few images per class.
 
     `fit` takes a folder of class folders, a table, `world:NAME`, an image set, or a list of images with a
-    list of labels; the last is what `cross_val_score` and `GridSearchCV` work with. Images are files, Pillow
-    images, arrays or tensors. A pickled classifier holds what was learned and the backbone's name, not the
-    backbone.
+    list of labels; the last is what `cross_val_score` and `GridSearchCV` work with. Images are files, bytes,
+    Pillow images, arrays or tensors. `transform` returns features, so that a classifier can be a step of a
+    pipeline. A pickled classifier holds what was learned and the backbone's name, not the backbone. All
+    parameters are keywords.
 
     Args:
         method: name of the method; see `dear.list_methods()`.
         backbone: what `dear.load` takes, or a loaded backbone.
         shots: images per class to train on; None: all.
-        seed: of everything random.
-        roles: role map or its file, for methods that use roles; None: the backbone's own.
+        seed: of the draw of images and of training.
+        roles: role map or its file, for methods that use roles; None: the backbone's, or discovered.
         template: prompt with `{}`; None: the dataset's, or "a photo of a {}.".
         mode: how to predict ("fused", "decoupled", ...); None: the method's usual mode.
         recipe: a named setting of the method ("strong", "paper"); None: the one it recommends.
-        epochs: passes over the training images; None: the method's own.
-        batch: images per step; None: the method's own.
-        lr: learning rate; None: the method's own.
-        options: the method's own options, by name.
+        epochs: passes over the training images; None: the method's value.
+        batch: images per step; None: the method's value.
+        lr: learning rate; None: the method's value.
+        options: of the method, by name.
         device: "auto", "cpu", "cuda", …
         without: concepts to remove before anything is learned ("location", ["location", "color"]).
         examples: images that show the values of the only concept to remove, one folder per value; for several
             concepts a mapping from concept to folder.
         way: how the concepts are removed ("words", "heads", …); "auto" chooses on the training images.
-        focus: role whose heads to learn with beside the whole feature ("location"), or "auto"; None: none.
+        focus: role whose heads to learn with in addition to the whole feature ("location"), or "auto".
         calibrate: fit probabilities by cross-validation on the training images, which takes about one and a
             half further trainings.
-        reject: share of images of known classes that `predict` may refuse (0.05, say), so that it answers
-            images of no class with "none of these", or with -1 where the labels are numbers; None: none.
+        reject: share of images of known classes that `predict` may reject (such as 0.05), so that it answers
+            images of no class with "none of these", or with -1 where the labels are numbers; None: off.
         class_weight: "balanced" repeats images of rare classes in training; None shows each image once.
         unreadable: "stop" refuses training images that cannot be read, "skip" leaves them out.
 
@@ -83,6 +88,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
+        *,
         method: str = "dear",
         backbone: PathLike | Clip = "mini",
         shots: int | None = None,
@@ -167,11 +173,11 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 X, y = [items[place] for place in labeled], [labels[place] for place in labeled]
         images, self.classes_ = self._training_set(X, y, class_names)
         if self.class_weight not in (None, "balanced"):
-            raise UsageError(f"class_weight = {self.class_weight!r}: it is None or 'balanced'")
-        if self.reject is not None and not (self.calibrate and 0 < self.reject <= 0.5):
-            raise UsageError(
-                f"reject = {self.reject}: give a share above 0 and at most 0.5, and leave calibrate on"
-            )
+            raise UsageError(f"class_weight must be None or 'balanced', got {self.class_weight!r}")
+        if self.reject is not None and not 0 < self.reject <= 0.5:
+            raise UsageError(f"reject must be above 0 and at most 0.5, got {self.reject}")
+        if self.reject is not None and not self.calibrate:
+            raise UsageError(f"reject = {self.reject} needs calibrate=True")
         recipe = [] if self.recipe is None else [self.recipe]
         recipe += [] if self.lr is None else [f"lr={self.lr}"]
         self.run_: Model = adapt(
@@ -205,20 +211,18 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _training_set(self, X: Any, y: Any, class_names: Any) -> tuple[ImageSet, Labels]:
         if isinstance(X, ImageSet | str | os.PathLike):
             if y is not None or class_names is not None:
-                raise InputError(
-                    "y and class_names go with a list of images; a folder or set has labels of its own"
-                )
+                raise InputError("y and class_names belong to a list of images; a folder or set has labels")
             images = X if isinstance(X, ImageSet) else open_data(X, "train", template=self.template)
             return images, np.array(images.classes)
         items = as_images(X)
         if y is None:
-            raise InputError("a list of images needs y, a label for each")
+            raise InputError("a list of images needs y, one label per image")
         classes, labels = np.unique(check_labels(y, len(items)), return_inverse=True)
         names = named(classes.tolist(), class_names)
         if class_names is None and all(name.lstrip("-").isdecimal() for name in names):
             warnings.warn(
-                f"the labels are numbers, so CLIP reads {names[0]!r} where it expects a class name; give "
-                "names with fit(X, y, class_names={...})",
+                f"the labels are numbers, so CLIP reads {names[0]!r} instead of a name; pass names with "
+                "fit(X, y, class_names={...})",
                 stacklevel=3,
             )
         return ListedImages(items, torch.as_tensor(labels), names, self.template or TEMPLATE), classes
@@ -238,38 +242,76 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         proba: NDArray[np.float32] = found.numpy()
         return proba
 
-    def predict(self, X: Any) -> Labels:
+    def predict(
+        self, X: Any, classes: str | Sequence[str] | None = None, reject: float | None = None
+    ) -> Labels:
         """The likeliest class of each image.
 
         With `reject`, an image that scores below the run's threshold is answered with "none of these", or
         with -1 where the labels are numbers. An image that cannot be read is answered with None, and a
-        warning says why.
+        warning names it.
 
         Args:
             X: one image or a list of them; or what `fit` and `score` take, of which the test images are
-                answered, in the order of `open_data(X, "test")`; or a folder that holds images alone.
+                answered, in the order of `open_data(X, "test")`; or a folder that holds only images.
+            classes: names to choose from instead of the trained ones, as a list or a text with commas; a `+`
+                before any name adds all of them to the trained ones. The answers are then names.
+            reject: share of images of known classes that may be rejected; None: the classifier's `reject`.
 
         Raises:
             InputError: none of the images can be read.
+            UsageError: the method cannot name new classes, or a class has the name of the rejection answer.
         """
         self._check_fitted()
-        nothing: Any = -1 if np.issubdtype(self.classes_.dtype, np.number) else NONE_OF_THESE
-        if self.reject is not None and nothing in self.classes_.tolist():
-            raise UsageError(f"a class is called {nothing!r}, which is the answer for images of no class")
+        reject = self.reject if reject is None else reject
+        numbers = np.issubdtype(self.classes_.dtype, np.number) and classes is None
+        nothing: Any = -1 if numbers else NONE_OF_THESE
+        label = dict(zip(self.method_.classes, self.classes_.tolist(), strict=True))
+        names: tuple[str, ...] | None = None
+        if classes is not None:
+            listed = split_class_list(classes) if isinstance(classes, str) else classes
+            names = resolve_classes(listed, self.method_.classes)
+            label = {name: name for name in names}
+        if reject is not None and nothing in label.values():
+            raise UsageError(f"rename the class {nothing!r}: it is the answer for images of no class")
         found = self.run_.answers(
-            self._images(X), top=1, mode=self.mode, reject=self.reject, unreadable="skip"
+            self._images(X), top=1, mode=self.mode, classes=names, reject=reject, unreadable="skip"
         )
         bad = [answer.error for answer in found if answer.error is not None]
         if bad and len(bad) == len(found):
             raise InputError(bad[0] if len(bad) == 1 else f"none of {len(bad)} images can be read: {bad[0]}")
         if bad:
             warnings.warn(f"{len(bad)} of {len(found)} images cannot be read: {bad[0]}", stacklevel=2)
-        label = dict(zip(self.method_.classes, self.classes_.tolist(), strict=True))
         labels = [
             None if answer.error is not None else nothing if answer.rejected else label[answer.classes[0][0]]
             for answer in found
         ]
-        return np.array(labels, dtype=object) if bad else np.array(labels, dtype=_kind(labels, self.classes_))
+        if bad:
+            return np.array(labels, dtype=object)
+        return np.array(labels, dtype=_kind(labels, np.array(list(label.values()))))
+
+    def transform(self, X: Any) -> NDArray[np.float32]:
+        """Frozen features of the backbone, [n, E], each of unit length; X as in `predict`.
+
+        Features of image files come from the user's cache where they are known.
+
+        Raises:
+            InputError: an image cannot be read.
+        """
+        self._check_fitted()
+        features: NDArray[np.float32] = unit(self.run_.features(self._images(X))).numpy()
+        return features
+
+    def explain(self, X: Any, answer: str | None = None, against: str | None = None) -> list[Explanation]:
+        """Why each image is answered as it is: exact contributions of roles, heads and patches.
+
+        Args:
+            X: as in `predict`.
+            answer: name of the class to explain; None: the answer for each image.
+            against: name of the class to compare with; None: the likeliest other one.
+        """
+        self._check_fitted()
+        return explainer_of(self.run_, mode=self.mode).explain(self._images(X), answer, against)
 
     def _images(self, X: Any) -> Images:
         """The images that `predict` is asked for."""

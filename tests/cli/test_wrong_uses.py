@@ -104,7 +104,7 @@ adapt --data photos --out x --epochs 0 | epochs & 0
 adapt --data photos --out x --epochs 2 --recipe epochs=3 | epochs & 2 & 3
 adapt --data photos --out x --recipe strong --recipe weak | 'strong' & 'weak'
 adapt --data photos --out x --recipe unheard | 'unheard'
-bench base-to-novel --methods coop,vpt --datasets photos --out x --recipe strong | --recipe strong & coop, vpt
+bench base-to-novel --methods coop,vpt --datasets photos --out x --recipe strong | 'strong' & coop, vpt
 adapt --data photos --out x --recipe rate=3 | 'rate'
 evaluate run --data broken --split all | broken/red/x.jpg & --unreadable skip
 retrieve run --query photos/red/0.png --gallery EuroSAT | EuroSAT & --data-root
@@ -131,7 +131,7 @@ bench base-to-nowhere --out g | 'base-to-nowhere' & base-to-novel, few-shot
 bench base-to-novel --out g | --datasets
 bench base-to-novel --datasets nowhere --out g | nowhere
 bench base-to-novel --datasets photos --methods clop --out g | 'clop'
-bench base-to-novel --datasets photos --seeds one --out g | --seeds one
+bench base-to-novel --datasets photos --seeds one --out g | seeds & 'one'
 bench base-to-novel --datasets photos --set beta=1 --out g | METHOD.OPTION=VALUE
 bench base-to-novel --datasets photos --recipe epoch=1 --out g | 'epoch'
 bench base-to-novel --datasets photos --engine slurm --out g | 'slurm' & local & ray

@@ -116,7 +116,7 @@ def test_a_pushed_run_is_pulled_and_answers_the_same(run, hub, tmp_path):
     }
     found = pull(f"hf://{NAME}", tmp_path / "pulled", endpoint=hub.endpoint)
     assert torch.equal(logits(found), logits(run))
-    with pytest.raises(RunError, match="exists already"):
+    with pytest.raises(RunError, match="pulled"):
         pull(NAME, tmp_path / "pulled", endpoint=hub.endpoint)
 
 

@@ -104,6 +104,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        """An image, RGB, and its label; `classes[label]` is the name."""
+        place = range(len(self))[index]
+        return self.image(place), int(self.labels[place])  # type: ignore[attr-defined]
+
     def subset(self, indices: Sequence[int]) -> Self:
         """The images at `indices`, in that order, with the same classes."""
         order = [int(index) for index in indices]

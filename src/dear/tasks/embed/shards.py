@@ -12,16 +12,18 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import torch
 
 from dear.data.batches import unlabeled
-from dear.data.images import ListedImages
+from dear.data.images import ListedImages, readable
+from dear.data.open import SPLITS
 from dear.data.read_ahead import read_ahead
 from dear.errors import DataError, InputError, RunError, UsageError
 from dear.images.names import find_images
@@ -35,8 +37,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ENGINES = ("local", "ray")
-#: from all images and the places of a shard's to its rows
-Compute = Callable[[ListedImages, range], "pa.Table"]
+#: from all images and the places of a shard's to columns by name; features are an array [b, E]
+Compute = Callable[[ListedImages, range], dict[str, Any]]
+#: columns of a table that are kept next to the features, and their names in the result
+KEPT = {"label": "label", "classname": "label", "split": "split", "domain": "domain", "group": "group"}
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,12 +62,15 @@ class ShardJob:
     shard_images: int = 1024  #: images per shard
     engine: str = "local"  #: "local" or "ray"
     workers: int = 2  #: processes of the Ray engine
+    #: what is known of the images, one text or None per image: label, split, …
+    columns: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.shard_images < 1 or self.workers < 1:
-            raise UsageError("shards need at least one image, and the engine at least one worker")
+        for name, value in (("shard", self.shard_images), ("workers", self.workers)):
+            if value < 1:
+                raise UsageError(f"{name} must be at least 1, got {value}")
         if self.engine not in ENGINES:
-            raise UsageError(f"engine {self.engine!r} is not known; choose from {', '.join(ENGINES)}")
+            raise UsageError(f"engine must be {' or '.join(ENGINES)}, got {self.engine!r}")
 
     @property
     def shards(self) -> int:
@@ -79,14 +86,63 @@ class ShardJob:
         first = shard * self.shard_images
         return range(first, min(first + self.shard_images, len(self.images)))
 
-    def write(self, shard: int, table: pa.Table) -> int:
+    def write(self, shard: int, computed: Mapping[str, Any]) -> int:
         """Write a shard's file; returns its number of images."""
         import pyarrow.parquet
 
-        content = io.BytesIO()
-        pyarrow.parquet.write_table(table, content)
+        rows, content = self.rows(shard), io.BytesIO()
+        columns = {"path": pa_texts(computed["path"])}
+        for name, values in self.columns.items():
+            columns[name] = pa_texts(values[rows.start : rows.stop])
+        columns |= {name: pa_array(values) for name, values in computed.items() if name != "path"}
+        pyarrow.parquet.write_table(pyarrow.table(columns), content)
         write_atomic(self.part(shard), content.getvalue())
-        return len(table)
+        return len(rows)
+
+
+def pa_texts(values: Sequence[str | None]) -> pa.Array:
+    """A column of texts, null where there is none."""
+    import pyarrow as pa
+
+    return pa.array(list(values), pa.string())
+
+
+def pa_array(values: Any) -> pa.Array:
+    """A column of texts, of numbers, or of features [b, E]; rows of NaN become null."""
+    import pyarrow as pa
+
+    if not isinstance(values, np.ndarray):
+        return pa_texts(values)
+    if values.ndim == 1:
+        return pa.array(values, from_pandas=True)  # NaN becomes null
+    kind = pa.list_(pa.float32(), values.shape[1])
+    missing = pa.array(np.isnan(values).any(axis=1))
+    flat = pa.array(np.ascontiguousarray(values, dtype=np.float32).ravel())
+    return pa.FixedSizeListArray.from_arrays(flat, type=kind, mask=missing)
+
+
+def known_columns(source: str | os.PathLike[str], images: Sequence[str]) -> dict[str, list[str | None]]:
+    """Label, split, domain and group of the images of a folder or table, where they are known.
+
+    In a table they are columns; in a folder the class folders are labels, and `train/`, `test/` and `val/`
+    above them are splits.
+    """
+    path = Path(source)
+    if not path.is_dir():
+        table = _read_table(path)
+        found = {new: table.column(old).to_pylist() for old, new in KEPT.items() if old in table.column_names}
+        return {name: [None if v is None else str(v) for v in values] for name, values in found.items()}
+    split_names = {name: split for split, names in SPLITS.items() for name in names}
+    labels: list[str | None] = []
+    splits: list[str | None] = []
+    for image in images:
+        folders = list(Path(image).relative_to(path).parts[:-1])
+        splits.append(split_names.get(folders[0].lower()) if folders else None)
+        if splits[-1] is not None:
+            folders.pop(0)
+        labels.append(readable(folders[0]) if folders else None)
+    columns = {"label": labels, "split": splits}
+    return {name: values for name, values in columns.items() if any(value is not None for value in values)}
 
 
 def list_images(source: str | os.PathLike[str]) -> list[str]:
@@ -108,17 +164,21 @@ def list_images(source: str | os.PathLike[str]) -> list[str]:
 
 def _table_paths(path: Path) -> list[str]:
     """The column `path` of a table; relative paths start at the table's folder."""
+    table = _read_table(path)
+    if "path" not in table.column_names:
+        raise DataError(f"{path}: has no column path; it has {', '.join(table.column_names)}")
+    return [os.path.join(path.parent, str(value)) for value in table.column("path").to_pylist()]
+
+
+def _read_table(path: Path) -> pa.Table:
     _need_pyarrow()
     import pyarrow.csv
     import pyarrow.parquet
 
     try:
-        table = pyarrow.csv.read_csv(path) if path.suffix == ".csv" else pyarrow.parquet.read_table(path)
+        return pyarrow.csv.read_csv(path) if path.suffix == ".csv" else pyarrow.parquet.read_table(path)
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as a table ({error})") from error
-    if "path" not in table.column_names:
-        raise DataError(f"{path}: has no column path; it has {', '.join(table.column_names)}")
-    return [os.path.join(path.parent, str(value)) for value in table.column("path").to_pylist()]
 
 
 def run_shards(
@@ -155,15 +215,18 @@ def run_shards(
 
 
 def _claim(job: ShardJob) -> None:
-    """Make the folder, or check that it was made for the same images and options."""
+    """Create the folder, or check that it was created for the same images and options."""
     own = Manifest(dict(job.question), len(job.images), _digest(job.images), job.shard_images)
     place = job.out / "_shards.json"
-    if not job.out.exists():
-        job.out.mkdir(parents=True)
+    if job.out.exists() and not job.out.is_dir():
+        raise RunError(f"{job.out}: is a file; the result is a folder, choose another name")
+    job.out.mkdir(parents=True, exist_ok=True)
+    if not place.is_file():  # new, empty, or left by a process that was killed before it wrote the list
+        other = next((path.name for path in job.out.iterdir() if not path.name.startswith(".")), None)
+        if other is not None:
+            raise RunError(f"{job.out}: contains {other!r}, no result of embed; choose another folder")
         write_json(place, msgspec.to_builtins(own))
         return
-    if not place.is_file():
-        raise RunError(f"{job.out}: exists and holds no shards; choose another place for the result")
     old = decode(read_text(place, "list of shards"), Manifest, str(place), "list of shards")
     if old != own:
         parts = ("images", "digest", "shard_images")
@@ -171,7 +234,7 @@ def _claim(job: ShardJob) -> None:
         both = {**own.question, **old.question}
         changed += [name for name in both if own.question.get(name) != old.question.get(name)]
         raise RunError(
-            f"{job.out}: holds shards of something else ({', '.join(changed)} differ); choose another place"
+            f"{job.out}: contains results of other settings ({', '.join(changed)}); choose another folder"
         )
 
 

@@ -63,15 +63,15 @@ def push(
     return str(done.commit_url)
 
 
-def pull(source: str, out: str | os.PathLike[str] | None = None, endpoint: str | None = None) -> Path:
+def pull(name: str, out: str | os.PathLike[str] | None = None, *, endpoint: str | None = None) -> Path:
     """Download a run from the Hugging Face hub.
 
     Args:
-        source: `owner/name` or `owner/name@revision`, with or without `hf://`.
+        name: `owner/name` or `owner/name@revision`, with or without `hf://`.
         out: the folder to write, which must not exist; None: the hub's own cache.
         endpoint: another hub than `HF_ENDPOINT`.
     """
-    name, revision = _hub_name(source.removeprefix(HUB))
+    name, revision = _hub_name(name.removeprefix(HUB))
     if out is not None and os.path.lexists(out):
         raise RunError(f"{os.fspath(out)}: exists already; name a new folder")
     from huggingface_hub import HfApi, snapshot_download
