@@ -23,7 +23,7 @@ NAMES = {"bench": "bench.run", "ablate": "bench.ablate"}
 NO_FUNCTION = {
     *("backbones", "methods", "data", "roles", "cache", "demo", "studio", "serve"),
     *("speed", "mini", "pretrain"),
-    *("explain", "export", "report", "repair", "retrieve"),
+    *("export", "report", "repair", "retrieve"),
 }
 #: Options of the command line alone: how results are printed, and what Python callers set elsewhere.
 CLI_ONLY = {"as_json", "threads", "help"}

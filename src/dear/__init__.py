@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dear.tasks.drift import drift
     from dear.tasks.embed.task import embed
     from dear.tasks.evaluate import evaluate, zeroshot
+    from dear.tasks.explain.task import explain
     from dear.tasks.load import load
     from dear.tasks.predict import predict
     from dear.tasks.share.transfer import bundle, pull, push
@@ -49,6 +50,7 @@ _HOMES = {
     "drift": "dear.tasks.drift",
     "embed": "dear.tasks.embed.task",
     "evaluate": "dear.tasks.evaluate",
+    "explain": "dear.tasks.explain.task",
     "list_backbones": "dear.clip.factory",
     "list_datasets": "dear.data",
     "list_methods": "dear.methods",
@@ -78,6 +80,7 @@ __all__ = [
     "drift",
     "embed",
     "evaluate",
+    "explain",
     "heads",
     "list_backbones",
     "list_datasets",

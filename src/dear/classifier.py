@@ -32,7 +32,7 @@ from dear.runs.class_lists import resolve_classes, split_class_list
 from dear.runs.folder import read_config
 from dear.runs.model import Model
 from dear.tasks.adapt import adapt
-from dear.tasks.explain.explanation import Explanation
+from dear.tasks.explain.explanation import Explanations
 from dear.tasks.explain.task import explainer_of
 from dear.tasks.share.transfer import local_run
 from dear.utils.files import PathLike
@@ -302,7 +302,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         features: NDArray[np.float32] = unit(self.run_.features(self._images(X))).numpy()
         return features
 
-    def explain(self, X: Any, answer: str | None = None, against: str | None = None) -> list[Explanation]:
+    def explain(self, X: Any, answer: str | None = None, against: str | None = None) -> Explanations:
         """Why each image is answered as it is: exact contributions of roles, heads and patches.
 
         Args:

@@ -127,3 +127,14 @@ def test_every_method_has_a_line() -> None:
     from dear.methods import METHODS
 
     assert all(kind.about for kind in METHODS.values())
+
+
+@pytest.mark.parametrize("name", ["coop", "dear", "two-stage"])
+def test_a_method_has_a_paper_entry(name: str) -> None:
+    entry = json.loads(dear("methods", name, "--json").stdout)
+    assert entry["method"] == name
+    assert "CVPR" in entry["citation"] or "IJCV" in entry["citation"]
+    assert entry["description"]
+    assert entry["departures"]
+    assert entry["options"]
+    assert "Departures" in dear("methods", name).stdout

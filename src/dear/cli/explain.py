@@ -70,13 +70,12 @@ def explain(
             split=split,
             roles=roles,
             mode=mode,
-            root=data_root,
+            data_root=data_root,
+            out=out,
             backbone=backbone,
             device=device_named(device),
             progress=progress,
         )
-        if out is not None:
-            result.write_page(out)
     if as_json:
         print_json(result.facts())
         return

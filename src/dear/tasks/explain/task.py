@@ -34,9 +34,10 @@ def explain(
     split: str = "test",
     roles: PathLike | RoleMap | None = None,
     mode: str | None = None,
-    root: PathLike | None = None,
+    data_root: PathLike | None = None,
     backbone: PathLike | Clip | None = None,
     device: str = "auto",
+    out: PathLike | None = None,
     progress: Progress | None = None,
 ) -> Explanations | SetExplanation:
     """Explain the answers of a run: `dear explain`.
@@ -51,9 +52,10 @@ def explain(
         split: of the set to explain.
         roles: a role map; None: the run's, or the backbone's own.
         mode: way to predict; None: the usual one.
-        root: folder of the benchmarks, for a set that is the name of one.
+        data_root: folder of the benchmarks, for a set that is the name of one.
         backbone: for a run folder whose backbone moved.
         device: "auto", "cpu", "cuda", …
+        out: page to write.
         progress: called with (stage, images done, images in all).
 
     Returns:
@@ -80,12 +82,18 @@ def explain(
     for name in (answer, against):
         if name is not None:
             find_class(model.classes, name)  # before any work
-    reference = _open(data, "train", root) if images is not None and data is not None else None
+    reference = _open(data, "train", data_root) if images is not None and data is not None else None
     explainer = explainer_of(model, reference, roles, mode, progress)
     if images is None:
         assert data is not None
-        return explain_set(explainer, _open(data, split, root), progress)
-    return explainer.explain(_images(images), answer, against, progress)
+        result: Explanations | SetExplanation = explain_set(
+            explainer, _open(data, split, data_root), progress
+        )
+    else:
+        result = explainer.explain(_images(images), answer, against, progress)
+    if out is not None:
+        result.write_page(out)
+    return result
 
 
 def explainer_of(
