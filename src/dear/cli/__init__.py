@@ -25,7 +25,7 @@ PANELS: dict[str, dict[str, str]] = {
         "backbones": "backbones",
         "methods": "methods",
     },
-    "Train": {"choose": "choose", "adapt": "adapt"},
+    "Train": {"label": "label", "choose": "choose", "adapt": "adapt"},
     "Answer": {"predict": "predict", "evaluate": "evaluate", "report": "report", "embed": "embed"},
     "Find problems": {"audit": "audit", "repair": "audit", "drift": "drift"},
     "Heads": {"explain": "explain", "retrieve": "retrieve", "roles": "roles"},

@@ -40,6 +40,7 @@ def choose_typical(
     classes: int = FIRST_CLUSTERS,
     scores: Tensor | None = None,
     exclude: Tensor | None = None,
+    appearance: Tensor | None = None,
     seed: int = 0,
 ) -> Tensor:
     """Rows of the images to label, the most useful first, at most `count`, without near duplicates.
@@ -51,6 +52,8 @@ def choose_typical(
         classes: clusters of the first size; the next sizes are twice, four times, … as many.
         scores: how useful each image is within its cluster [n]; None: its `typicality`.
         exclude: bool [n]: images that are never chosen (foreign, skipped); None: none.
+        appearance: centered unit features [n, E'] by which duplicates are found; None: `unit_features`. In a
+            space of few dimensions different images agree closely.
         seed: of k-means.
 
     Raises:
@@ -67,12 +70,13 @@ def choose_typical(
     taken = torch.zeros(images, dtype=torch.bool, device=device) if labeled is None else labeled.clone()
     barred = taken.clone() if exclude is None else taken | exclude
     values = typicality(unit_features) if scores is None else scores
+    looks = unit_features if appearance is None else appearance
     chosen: list[int] = []
     size = max(1, classes)
     while size < 2 * int(taken.sum()) and labeled is not None:
         size *= 2
     for row in taken.nonzero()[:, 0].tolist():
-        barred |= unit_features @ unit_features[row] >= SAME
+        barred |= looks @ looks[row] >= SAME
     while len(chosen) < count and not bool(barred.all()):
         size = min(size, images)
         clusters = cluster_images(unit_features, size, seed)
@@ -85,7 +89,7 @@ def choose_typical(
             row = int(rows[values[rows].argmax()])
             chosen.append(row)
             taken[row] = True
-            barred |= unit_features @ unit_features[row] >= SAME
+            barred |= looks @ looks[row] >= SAME
             barred[row] = True
         if size == images:
             break
@@ -120,7 +124,7 @@ def choose_next(
         InputError: count is below 1, or there are labels and no texts.
     """
     centered = features - features.mean(dim=0)
-    unit = F.normalize(centered, dim=1)
+    unit = appearance = F.normalize(centered, dim=1)
     classes = FIRST_CLUSTERS if texts is None else len(texts)
     if labels is None or not bool((labels != UNLABELED).any()):
         return choose_typical(unit, count, classes=classes, exclude=exclude, seed=seed)
@@ -138,6 +142,7 @@ def choose_next(
         classes=classes,
         scores=unsure * (typical - typical.min()),
         exclude=exclude,
+        appearance=appearance,
         seed=seed,
     )
 

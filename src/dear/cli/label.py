@@ -1,0 +1,107 @@
+"""`dear label`: what to label next, labels of other tools, and the labeling page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from dear.cli import options as opt
+from dear.cli.printing import print_json, say, stages
+
+group = typer.Typer(
+    no_args_is_help=True, help="Labels: what to label next, import labels, label in the browser."
+)
+Pool = Annotated[str, Argument(help="Images to label: a folder, a table with a column path, or a dataset.")]
+ClassNames = Annotated[str | None, Option(help="Class names with commas between.")]
+
+
+@group.command("next")
+def label_next(
+    pool: Pool,
+    out: Annotated[
+        Path, Option("--out", "-o", help="The CSV file to write: path, label, guess, confidence.")
+    ],
+    data: Annotated[
+        str | None, Option("--data", "-d", help="Labeled images: class folders, a table, or a dataset.")
+    ] = None,
+    data_root: Annotated[str | None, Option(help="Folder that the paths of the table start from.")] = None,
+    classes: ClassNames = None,
+    classes_file: opt.ClassesFile = None,
+    run: Annotated[
+        Path | None, Option(help="A run whose uncertainty counts, instead of that of a probe.", **opt.AS_RUN)
+    ] = None,
+    backbone: opt.Backbone = "mini",
+    count: Annotated[int, Option(help="Images to choose.")] = 50,
+    tasks: Annotated[
+        Path | None, Option(help="Also write Label Studio tasks with predictions to this .json file.")
+    ] = None,
+    template: opt.Template = None,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Choose the images that are most worth labeling, the most useful first.
+
+    Every prefix of the list is a good choice. Fill in the column label and give the table as --data: rows
+    without a label are unlabeled images.
+
+    Examples:
+
+    `dear label next pool/ --classes "cat,dog" --backbone openai/clip-vit-base-patch16 --out next.csv`
+
+    `dear label next pool/ --data photos/ --count 20 --out next.csv --tasks tasks.json`
+    """
+    from dear.clip.factory import load
+    from dear.runs.model import Model
+    from dear.tasks.labeling import choose, exchange
+
+    names = opt.read_class_list(classes, classes_file)
+    where = opt.device_named(device)
+    model = None if run is None else Model.of(run, None, where)
+    clip = load(backbone, device=where) if model is None else model.clip
+    with stages() as progress:
+        chosen = choose.label_next(
+            pool, clip, count, data=data, data_root=data_root, classes=names, run=model, template=template,
+            progress=progress,
+        )  # fmt: skip
+    for reason in chosen.unreadable:
+        say(f"skipped: {reason}")
+    choose.write_choices(chosen, out)
+    if tasks is not None:
+        exchange.write_tasks(chosen, tasks)
+    if as_json:
+        print_json({"images": len(chosen.choices), "out": str(out), "classes": list(chosen.classes)})
+        return
+    say(f"{out}: {len(chosen.choices)} images to label, the most useful first")
+
+
+@group.command("import")
+def label_import(
+    source: Annotated[
+        str, Argument(help="A Label Studio export (.json or .csv), a table of labels, or class folders.")
+    ],
+    out: Annotated[Path, Option("--out", "-o", help="The table of labels to add to.")],
+    images: Annotated[
+        str | None, Option(help="Folder of the images, if the export names them by other addresses.")
+    ] = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Add labels of another tool to a table of labels.
+
+    Example: `dear label import project.json --images pool/ --out labels.csv`
+    """
+    from dear.tasks.labeling.answers import Answer, AnswerFile
+    from dear.tasks.labeling.exchange import import_labels
+
+    labels = import_labels(source, images)
+    file = AnswerFile(out)
+    file.add([Answer(path, "label", name) for path, name in labels.items()])
+    total = file.read()
+    if as_json:
+        print_json({"added": len(labels), "labels": len(total.labels), "classes": list(total.classes)})
+        return
+    classes = len(set(total.labels.values()))
+    say(f"{out}: {len(labels)} labels added, {len(total.labels)} in all, {classes} classes")

@@ -1,0 +1,154 @@
+"""Exchange with other labeling tools: Label Studio tasks with predictions, and answers from its exports.
+
+Formats: https://labelstud.io/guide/tasks and https://labelstud.io/guide/export (JSON, JSON-MIN, CSV).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from dear.data.open import open_folder
+from dear.data.paths import read_list
+from dear.errors import DataError
+from dear.tasks.labeling.answers import read_labels
+from dear.tasks.labeling.choose import NextLabels
+from dear.utils.files import PathLike, read_json, write_json
+
+LOCAL_FILES = "/data/local-files/?d="  #: where Label Studio serves files of its own machine
+
+
+def label_studio_tasks(chosen: NextLabels, prefix: str = LOCAL_FILES) -> list[dict[str, Any]]:
+    """Label Studio tasks, the guess of the model as a prediction.
+
+    Args:
+        chosen: from `label_next`.
+        prefix: put before each path to form the address of the image.
+
+    Example:
+        >>> from dear.tasks.labeling.choose import Choice
+        >>> tasks = label_studio_tasks(NextLabels((Choice("a.jpg", "cat", 0.5),), ("cat", "dog"), ()))
+        >>> tasks[0]["predictions"][0]["result"][0]["value"]
+        {'choices': ['cat']}
+    """
+    tasks = []
+    for choice in chosen.choices:
+        task: dict[str, Any] = {"data": {"image": prefix + choice.path, "path": choice.path}}
+        if choice.guess:
+            result = {
+                "from_name": "choice",
+                "to_name": "image",
+                "type": "choices",
+                "value": {"choices": [choice.guess]},
+            }
+            score = round(choice.confidence, 4)
+            task["predictions"] = [{"model_version": "dear", "score": score, "result": [result]}]
+        tasks.append(task)
+    return tasks
+
+
+def write_tasks(chosen: NextLabels, out: PathLike, prefix: str = LOCAL_FILES) -> None:
+    """Write Label Studio tasks as JSON."""
+    write_json(out, label_studio_tasks(chosen, prefix))
+
+
+def import_labels(source: PathLike, images: PathLike | None = None) -> dict[str, str]:
+    """Class names by path from a Label Studio export, a table of labels, or class folders.
+
+    Args:
+        source: `.json` (JSON or JSON-MIN), `.csv` (Label Studio's, or one with the columns path and label),
+            or a folder of class folders.
+        images: the folder of the images; addresses of a tool that end like one of its files are read as that
+            file. None: paths stay as they are.
+
+    Raises:
+        DataError: the source is malformed, an image has two labels, or there is no label.
+    """
+    path = Path(source)
+    if path.is_dir():
+        found = open_folder(path, "all")
+        names = [found.classes[label] for label in found.labels.tolist()]
+        labels = dict(zip(found.paths, names, strict=True))
+    elif path.suffix.lower() == ".json":
+        labels = _joined(_json_labels(path), path)
+    elif path.suffix.lower() == ".csv":
+        header = next(csv.reader(io.StringIO(read_list(path, "table of labels"), newline="")), [])
+        labels = read_labels(path) if "path" in header else _joined(_csv_labels(path), path)
+    else:
+        raise DataError(f"{path}: is neither a folder nor a .json or .csv file")
+    if not labels:
+        raise DataError(f"{path}: holds no label")
+    return labels if images is None else _located(labels, Path(images), path)
+
+
+def _json_labels(path: Path) -> Iterable[tuple[str, str]]:
+    tasks = read_json(path, "export of Label Studio")
+    if not isinstance(tasks, list):
+        raise DataError(f"{path}: an export of Label Studio is a list of tasks, got {type(tasks).__name__}")
+    for number, task in enumerate(tasks):
+        if not isinstance(task, dict):
+            raise DataError(f"{path}: task {number} is not an object")
+        if "annotations" not in task:  # JSON-MIN
+            yield from _flat(task, f"{path}, task {number}")
+            continue
+        address = _address(task.get("data"), f"{path}, task {number}")
+        for annotation in task["annotations"] or ():
+            if annotation.get("was_cancelled"):
+                continue
+            for result in annotation.get("result", ()):
+                choices = result.get("value", {}).get("choices") if result.get("type") == "choices" else None
+                if choices:
+                    yield address, str(choices[0])
+
+
+def _csv_labels(path: Path) -> Iterable[tuple[str, str]]:
+    reader = csv.DictReader(io.StringIO(read_list(path, "export of Label Studio"), newline=""))
+    for row in reader:
+        yield from _flat(row, f"{path}, row {reader.line_num}")
+
+
+def _flat(row: Mapping[str, Any], where: str) -> Iterable[tuple[str, str]]:
+    choice = row.get("choice")
+    if choice is not None and not isinstance(choice, str):
+        raise DataError(f"{where}: choice must be one class name, got {str(choice)[:80]}")
+    if choice:
+        yield _address(row, where), choice
+
+
+def _address(data: Any, where: str) -> str:
+    """The path of an image: `path` where the task has one, else what its address ends with."""
+    if not isinstance(data, Mapping) or not isinstance(data.get("path", data.get("image")), str):
+        raise DataError(f"{where}: has no image")
+    if isinstance(data.get("path"), str):
+        return str(data["path"])
+    parts = urlsplit(data["image"])
+    local = parse_qs(parts.query).get("d")
+    return local[0] if local else unquote(parts.path).lstrip("/")
+
+
+def _joined(pairs: Iterable[tuple[str, str]], path: Path) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    for image, name in pairs:
+        if labels.setdefault(image, name) != name:
+            raise DataError(f"{path}: {image!r} is labeled {labels[image]!r} and {name!r}; keep one")
+    return labels
+
+
+def _located(labels: dict[str, str], images: Path, source: Path) -> dict[str, str]:
+    """Labels by path relative to a folder: the longest end of each address that is a file there."""
+    located: dict[str, str] = {}
+    for address, name in labels.items():
+        parts = address.replace(os.sep, "/").split("/")
+        ends = ("/".join(parts[first:]) for first in range(len(parts)))
+        path = next(
+            (end for end in ends if end and ".." not in end.split("/") and (images / end).is_file()), None
+        )
+        if path is None:
+            raise DataError(f"{source}: {address!r} is no file of {images}")
+        located[path] = name
+    return located
