@@ -44,7 +44,7 @@ import dear
 from dear.methods import DeAR
 from dear.runs.model import Model
 from dear.runs.spec import Spec, plain, roles_digest
-from dear.serve.decode_process import Template
+from dear.serve.decoding.worker import Template
 from dear.serve.engine import Answerer, Engine, ImageJob
 from dear.serve.server import run_server
 from dear.serve.service import Service

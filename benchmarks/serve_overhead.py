@@ -39,8 +39,8 @@ from torch import Tensor
 from dear.clip.gpu import Recorder
 from dear.serve.app import make_app
 from dear.serve.batcher import Batcher
-from dear.serve.connections import guarded_protocol
-from dear.serve.decode import Upload
+from dear.serve.connection import bounded_protocol
+from dear.serve.decoding import Upload
 from dear.serve.engine import Engine, ImageJob
 from dear.serve.service import Service
 from dear.serve.settings import ServeSettings
@@ -82,7 +82,7 @@ class NoDecoder:
     def close(self) -> None:
         """Nothing runs."""
 
-    def standing(self, seconds: float) -> bool:
+    def is_stalled(self, seconds: float) -> bool:
         """Nothing waits."""
         return False
 
@@ -182,7 +182,7 @@ def http(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         gc.freeze()  # as the service does
         port = free_port()
         config = uvicorn.Config(
-            make_app(service), port=port, http=guarded_protocol(settings.limits), ws="none", log_config=None,
+            make_app(service), port=port, http=bounded_protocol(settings.limits), ws="none", log_config=None,
             access_log=False,
         )  # fmt: skip
         server = uvicorn.Server(config)

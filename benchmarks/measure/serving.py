@@ -23,7 +23,7 @@ from dear.methods import DeAR
 from dear.methods.base import in_precision
 from dear.runs.model import Model
 from dear.serve.batcher import Batcher
-from dear.serve.decode import Decoder, Decoding, Upload
+from dear.serve.decoding import Decoder, Decoding, Upload
 from dear.serve.engine import Answerer, Engine, ImageJob
 from measure.task import token_ids
 
@@ -102,7 +102,8 @@ def under_load(
 
     async def ask(number: int) -> None:
         began = time.perf_counter()
-        (pixels,) = await decoder.decode([Upload(str(number), files[number % len(files)])])
+        content = files[number % len(files)]
+        (pixels,) = await decoder.decode([Upload("a.jpg", content, decoder.how.cost(content))])
         assert isinstance(pixels, Tensor)
         await batcher.compute([ImageJob(pixels, adapters[number % len(adapters)], top=5)])
         seconds.append(time.perf_counter() - began)

@@ -93,6 +93,7 @@ def adapted(out: Path) -> dict[str, object]:
     found: dict[str, object] = {p.name: p.read_bytes() for p in run.iterdir() if p.name != "metrics.json"}
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics.pop("seconds") >= 0
+    assert metrics.pop("trained")
     return {**found, "metrics.json": metrics}
 
 

@@ -16,7 +16,7 @@ from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.methods import build_method
 from dear.runs.recipe import Recipe
-from dear.serve.decode import Upload
+from dear.serve.decoding import Upload
 from dear.serve.errors import Refused
 from dear.serve.settings import Limits, ServeSettings
 from dear.train.run import train
@@ -46,9 +46,14 @@ def image_bytes(seed: int = 0, size: int = 40, kind: str = "PNG") -> bytes:
     return file.getvalue()
 
 
+def upload(decoder, content: bytes, name: str = "a") -> Upload:
+    """A file as the service reads it from a request."""
+    return Upload(name, content, decoder.how.cost(content))
+
+
 def decoded(decoder, content: bytes, name: str = "a") -> torch.Tensor:
     """One image through the decoder; refusals are raised."""
-    (found,) = asyncio.run(decoder.decode([Upload(name, content)]))
+    (found,) = asyncio.run(decoder.decode([upload(decoder, content, name)]))
     if isinstance(found, Refused):
         raise found
     return found

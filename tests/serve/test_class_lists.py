@@ -11,10 +11,10 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from httpx import Response
+from serving import QUICK
 from test_service import client_of, file
 from tiny import tiny_clip
 
-from conftest import QUICK
 from dear.serve.class_lists import _MOST_ABANDONED, ClassList, ClassLists
 from dear.serve.engine import Answerer
 from dear.serve.keys import KeyEntry, KeyFile, Keys

@@ -10,12 +10,12 @@ import signal
 import pytest
 import torch
 from PIL import Image
-from serving import decoded
+from serving import decoded, upload
 from test_service import wait_for
 
 from dear.images.views import View, open_image, resize_crop
-from dear.serve.decode import Decoder, Decoding, Upload
-from dear.serve.decode_process import Template
+from dear.serve.decoding import Decoder, Decoding
+from dear.serve.decoding.worker import Template
 from dear.serve.errors import Refused
 from dear.serve.settings import Limits
 
@@ -35,7 +35,7 @@ def decoder():
 
 def test_processes_give_the_pixels_of_the_librarys_own_reader(decoder) -> None:
     files = [file(40, 30), file(30, 50, "PNG"), file(24, 24, "GIF"), file(70, 31)]
-    found = asyncio.run(decoder.decode([Upload(str(n), one) for n, one in enumerate(files)]))
+    found = asyncio.run(decoder.decode([upload(decoder, one, str(n)) for n, one in enumerate(files)]))
     for one, content in zip(found, files, strict=True):
         assert torch.equal(one, resize_crop(open_image(content), 24))
 
@@ -47,7 +47,7 @@ def test_a_bad_file_is_refused_by_its_name_and_the_next_one_decoded() -> None:
             (b"no image", 400, "a.jpg: "),
             (file(40, 30)[:200], 400, "a.jpg: "),
             (b"", 400, "a.jpg: "),
-            (file(400, 300), 413, "a.jpg: 400 x 300 pixels are more than 100,000"),
+            (file(400, 300), 413, "a.jpg: an image may have at most 100,000 pixels, got 400 x 300"),
         ]:
             with pytest.raises(Refused) as error:
                 decoded(decoder, content, "a.jpg")
@@ -90,7 +90,7 @@ def test_of_many_waiting_files_a_process_gets_several_and_each_has_its_own_answe
             give(tasks)
 
         decoder._workers[0].decode = decode
-        found = asyncio.run(decoder.decode([Upload(str(n), one) for n, one in enumerate(files)]))
+        found = asyncio.run(decoder.decode([upload(decoder, one, str(n)) for n, one in enumerate(files)]))
     finally:
         decoder.close()
     assert given[:3] == [["0", "1", "2", "3"], ["4"], ["5"]]
@@ -117,7 +117,7 @@ def test_files_of_a_process_that_is_killed_are_decoded_one_by_one() -> None:
             os.kill(first.pid, signal.SIGKILL)
 
         first.decode = decode
-        found = asyncio.run(decoder.decode([Upload(str(n), one) for n, one in enumerate(files)]))
+        found = asyncio.run(decoder.decode([upload(decoder, one, str(n)) for n, one in enumerate(files)]))
     finally:
         decoder.close()
     assert [len(names) for names in given] == [4]

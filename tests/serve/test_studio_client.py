@@ -45,7 +45,7 @@ def address(made_runs):
 def test_answers_and_refusals(address, made_runs, monkeypatch):
     image = Image.open(io.BytesIO(image_bytes(3)))
     classes = ("red", "green", "blue")
-    with pytest.raises(InputError, match="key is not known"):
+    with pytest.raises(InputError, match="unknown key"):
         ask_service(address + "zero", [image], classes, 3)
     monkeypatch.setenv("DEAR_KEY", KEY)
     (answer,) = ask_service(address + "probe", [image], classes, 3)

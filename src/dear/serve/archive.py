@@ -1,8 +1,8 @@
 """An uploaded run: a zip archive of a run folder, checked before anything of it is used.
 
-A run takes a name only after it was unpacked, loaded and has answered an image; until then the run that has
-the name stays. The two are exchanged in one step where the system can; a service that was killed in the
-middle puts things in order when it starts (`recover`).
+A run gets a name only after it was unpacked, loaded and has answered an image; until then the run that has
+the name stays. The two are exchanged in one step if the system can; a service that was killed in the middle
+restores the folder when it starts (`recover`). Only files of a run are ever replaced.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from dear.serve.errors import Refused
 from dear.serve.store import Adapter, AdapterStore, Card, is_run, run_version
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_LEFT = re.compile(r"\.([A-Za-z0-9][A-Za-z0-9._-]{0,99})\.[0-9a-f]{32}(\.old)?")
+_LEFTOVER = re.compile(r"\.([A-Za-z0-9][A-Za-z0-9._-]{0,99})\.[0-9a-f]{32}(\.old)?")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_END_RECORD = b"PK\x05\x06"  # of a zip archive; the size of its directory is at byte 12
+_MOST_DIRECTORY_BYTES = 64 * 2**10  # of a zip archive; a run has ten files
+_OF_RUN = frozenset((*FILES, ".lock"))
 
 
 def check_run_name(name: str) -> str:
     """A name that is safe as a folder's name."""
     if not _NAME.fullmatch(name):
-        raise Refused(400, "a name has 1 to 100 letters, digits, '.', '_' or '-', and begins with no '.'")
+        raise Refused(400, "a name must have 1 to 100 letters, digits, '.', '_' or '-', and no '.' in front")
     return name
 
 
@@ -57,46 +60,56 @@ def install_run(
                 _refuse_other(place)
                 _exchange(fresh, place)
                 store.take(card, adapter)
+            except DearError as error:
+                if isinstance(error, Refused):
+                    raise
+                reason = str(error).replace(f"{fresh}{os.sep}", "").replace(str(fresh), name)
+                raise Refused(400, f"the run cannot be served: {reason}") from error
             finally:
                 shutil.rmtree(fresh, ignore_errors=True)  # the run before it, or what was refused
             return card
-    except Refused:
-        raise
     except OSError as error:
         if error.errno in _FULL:
-            raise Refused(507, "the disk of the service is full; the run was not taken") from error
-        raise Refused(500, f"the run cannot be stored ({error.strerror or error})") from error
-    except DearError as error:
-        raise Refused(400, f"the run cannot be served: {error}") from error
+            raise Refused(507, "the disk of the service is full; the run was not stored") from error
+        raise Refused(500, f"the run cannot be stored ({error.strerror})") from error
 
 
 def _refuse_other(place: Path) -> None:
-    """Refuse a name under which something lies that is no finished run."""
-    if (place.is_symlink() or place.exists()) and (place.is_symlink() or not is_run(place)):
-        raise Refused(409, f"the runs folder holds something called {place.name!r} that is no run; move it")
+    """Refuse a name that belongs to anything but a run folder with the files of a run alone."""
+    if not place.exists() and not place.is_symlink():
+        return
+    if place.is_symlink() or not is_run(place):
+        raise Refused(409, f"{place.name!r} in the runs folder is not a run; move it, or choose another name")
+    others = sorted(path.name for path in place.iterdir() if path.name not in _OF_RUN)
+    if others:
+        reason = f"the folder of {place.name!r} also holds {others[0][:100]!r}, which an upload would delete"
+        raise Refused(409, f"{reason}; move it, or choose another name")
 
 
 def unpack_run(content: bytes, folder: Path, name: str, most_bytes: int) -> Path:
-    """Unpack an archive beside the served runs; returns the hidden folder, to be renamed when it is good."""
+    """Unpack an archive next to the served runs; returns the hidden folder, to be renamed when it is good."""
     place = folder / f".{name}.{uuid.uuid4().hex}"
+    end = content.rfind(_END_RECORD)
+    if end >= 0 and int.from_bytes(content[end + 12 : end + 16], "little") > _MOST_DIRECTORY_BYTES:
+        raise Refused(400, f"the archive must have the files of a run alone ({', '.join(sorted(FILES))})")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = [info for info in archive.infolist() if not info.is_dir()]
             names = [PurePosixPath(info.filename) for info in members]
             unknown = [path for path in names if path.name not in FILES or len(path.parts) > 2]
             if unknown or len({path.name for path in names}) != len(names):
-                own = ", ".join(sorted(FILES))
-                raise Refused(400, f"the archive must hold a run's own files alone ({own})")
+                files = ", ".join(sorted(FILES))
+                raise Refused(400, f"the archive must have the files of a run alone ({files})")
             if sum(info.file_size for info in members) > most_bytes:
-                raise Refused(413, f"the run is larger than {most_bytes:,} bytes")
+                raise Refused(413, f"a run may have {most_bytes:,} bytes")
             place.mkdir()
-            left = most_bytes
+            remaining = most_bytes
             for info, path in zip(members, names, strict=True):
                 with archive.open(info) as packed:
-                    data = packed.read(left + 1)
-                left -= len(data)
-                if left < 0:  # sizes in the archive's directory may lie
-                    raise Refused(413, f"the run is larger than {most_bytes:,} bytes")
+                    data = packed.read(remaining + 1)
+                remaining -= len(data)
+                if remaining < 0:  # sizes in the archive's directory may be wrong
+                    raise Refused(413, f"a run may have {most_bytes:,} bytes")
                 (place / path.name).write_bytes(data)
     except Exception as error:  # a damaged archive may fail in any way
         shutil.rmtree(place, ignore_errors=True)
@@ -104,7 +117,7 @@ def unpack_run(content: bytes, folder: Path, name: str, most_bytes: int) -> Path
             raise
         if not zipfile.is_zipfile(io.BytesIO(content)):
             raise Refused(400, "the upload is not a zip archive of a run folder") from None
-        raise Refused(400, f"the archive cannot be unpacked ({error})") from None
+        raise Refused(400, "the archive cannot be unpacked; it is damaged or encrypted") from None
     return place
 
 
@@ -119,13 +132,13 @@ def _alone(folder: Path, seconds: float = 60.0) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # before it is released: afterwards it may be another's
+        with suppress(OSError):  # before it is released: afterwards it may belong to another service
             os.unlink(lock.lock_file)
         lock.release()
 
 
 def _exchange(fresh: Path, place: Path) -> None:
-    """Give a folder a name; what had it has the folder's afterwards, or is gone."""
+    """Give a folder a name; what had it gets the folder's name, or is deleted."""
     if not place.exists():
         os.rename(fresh, place)
         return
@@ -142,7 +155,7 @@ def _exchange(fresh: Path, place: Path) -> None:
 
 
 def _exchanged_at_once(one: Path, other: Path) -> bool:
-    """Exchange two names by Linux's renameat2; False where there is no such thing."""
+    """Exchange two names by Linux's renameat2; False if the system has none."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, TypeError, AttributeError):
@@ -156,17 +169,17 @@ def _exchanged_at_once(one: Path, other: Path) -> bool:
 
 
 def recover(folder: Path) -> None:
-    """Put in order what an upload left behind whose service was killed: restore a run, remove the rest."""
+    """Restore runs and remove leftovers of uploads whose service was killed."""
     with suppress(Refused, OSError):  # another service uploads, or the folder cannot be written
-        if not any(_LEFT.fullmatch(path.name) for path in folder.iterdir()):
+        if not any(_LEFTOVER.fullmatch(path.name) for path in folder.iterdir()):
             return
         with _alone(folder, seconds=0.0):
             for path in sorted(folder.iterdir()):
-                found = _LEFT.fullmatch(path.name)
-                if found is None or path.is_symlink() or not path.is_dir():
+                match = _LEFTOVER.fullmatch(path.name)
+                if match is None or path.is_symlink() or not path.is_dir():
                     continue
-                place = folder / found[1]
-                if found[2] and not place.exists():
+                place = folder / match[1]
+                if match[2] and not place.exists():
                     os.rename(path, place)
                 else:
                     shutil.rmtree(path, ignore_errors=True)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from dear.serve.errors import Refused, stopping
-from dear.serve.tracing import add_split
+from dear.serve.errors import Refused, shutting_down
+from dear.serve.stages import add_split
 from dear.serve.turns import FairQueue, Pace
 
 J = TypeVar("J")
@@ -120,7 +120,7 @@ class Batcher(Generic[J, R]):
         """Jobs that wait or are being computed."""
         return self._held.total()
 
-    def standing(self, seconds: float) -> bool:
+    def is_stalled(self, seconds: float) -> bool:
         """Whether jobs wait and none was answered for that long."""
         with self._changed:
             return self._held.total() > 0 and time.monotonic() - self._progress > seconds
@@ -143,7 +143,7 @@ class Batcher(Generic[J, R]):
     def _put(self, waiting: list[_Waiting], caller: str, cost: float) -> None:
         with self._changed:
             if self._closed:
-                raise stopping()
+                raise shutting_down()
             total, own = self._held.total(), self._held[caller]
             if total + len(waiting) > self._most and own + len(waiting) > self._share(caller):
                 raise Refused(429, f"{total} images are waiting; try again", retry_after=1)
@@ -168,7 +168,7 @@ class Batcher(Generic[J, R]):
         self._thread.join(seconds)
         with self._changed:
             left = self._queue.clear()
-        _deliver([(one, stopping()) for one in left])
+        _deliver([(one, shutting_down()) for one in left])
 
     def _work(self) -> None:
         begun: _Begun | None = None  # the device computes it while the next one is collected

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,10 @@ class _Preparation:
 
 
 class ClassLists:
-    """Prepared class lists; the least recently used make room for others.
+    """Prepared class lists, bounded in number, classes and bytes.
+
+    Beyond a bound the caller whose lists have most bytes loses its least recently used one: a caller with
+    many lists evicts its own.
 
     One task prepares a list for all requests of a caller that wait for it. It goes on when they give up, so
     that the next attempt finds more of it done. Each caller has its own task, because a list is prepared in
@@ -50,7 +53,7 @@ class ClassLists:
         self, most_lists: int = MOST_LISTS, most_classes: int = MOST_CLASSES, most_bytes: int = MOST_BYTES
     ) -> None:
         self._bounds = (most_lists, most_classes, most_bytes)
-        self._cached: OrderedDict[Key, ClassList] = OrderedDict()
+        self._cached: OrderedDict[Key, tuple[str, ClassList]] = OrderedDict()  # with the caller who paid
         self._preparations: dict[tuple[str, Key], _Preparation] = {}
 
     def __len__(self) -> int:
@@ -67,7 +70,7 @@ class ClassLists:
         if key not in self._cached:
             return None
         self._cached.move_to_end(key)
-        return self._cached[key].answerer
+        return self._cached[key][1].answerer
 
     async def prepare(
         self, key: Key, caller: str, prepare: Callable[[], Coroutine[Any, Any, ClassList]]
@@ -75,7 +78,7 @@ class ClassLists:
         """Wait for a list that is not cached; `prepare` is called unless the caller's task is under way."""
         preparation = self._preparations.get((caller, key))
         if preparation is None:
-            preparation = _Preparation(asyncio.create_task(self._prepare(key, prepare)))
+            preparation = _Preparation(asyncio.create_task(self._prepare(key, caller, prepare)))
             self._preparations[caller, key] = preparation
             preparation.task.add_done_callback(lambda _: self._forget(caller, key, preparation))
         preparation.waiters += 1
@@ -85,23 +88,29 @@ class ClassLists:
             preparation.waiters -= 1
             self._cancel_abandoned()
 
-    async def _prepare(self, key: Key, prepare: Callable[[], Coroutine[Any, Any, ClassList]]) -> ClassList:
+    async def _prepare(
+        self, key: Key, caller: str, prepare: Callable[[], Coroutine[Any, Any, ClassList]]
+    ) -> ClassList:
         prepared = await prepare()
-        self._keep(key, prepared)
+        self._keep(key, caller, prepared)
         return prepared
 
-    def _keep(self, key: Key, prepared: ClassList) -> None:
-        """Cache a list if it fits at all, in the place of the least recently used ones."""
-        if self._exceeds({key: prepared}):
+    def _keep(self, key: Key, caller: str, prepared: ClassList) -> None:
+        """Cache a list if it fits at all."""
+        if self._exceeds({key: (caller, prepared)}):
             return
-        self._cached[key] = prepared
+        self._cached[key] = (caller, prepared)
         self._cached.move_to_end(key)
         while self._exceeds(self._cached):
-            self._cached.popitem(last=False)
+            used: Counter[str] = Counter()
+            for owner, one in self._cached.values():
+                used[owner] += one.bytes
+            largest = max(used, key=used.__getitem__)
+            del self._cached[next(old for old, (owner, _) in self._cached.items() if owner == largest)]
 
-    def _exceeds(self, lists: dict[Key, ClassList]) -> bool:
+    def _exceeds(self, lists: Mapping[Key, tuple[str, ClassList]]) -> bool:
         classes = sum(len(names) for _, _, names in lists)
-        used = (len(lists), classes, sum(one.bytes for one in lists.values()))
+        used = (len(lists), classes, sum(one.bytes for _, one in lists.values()))
         return any(amount > most for amount, most in zip(used, self._bounds, strict=True))
 
     def _forget(self, caller: str, key: Key, preparation: _Preparation) -> None:

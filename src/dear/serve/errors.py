@@ -1,4 +1,4 @@
-"""Refusals of a service: a status and one sentence."""
+"""Refusals of the service: a status and one sentence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dear.errors import DearError
 
 
 class Refused(DearError):  # noqa: N818 (a response, not a mistake)
-    """A request that is not answered; `retry_after` so many seconds it may be."""
+    """A refused request: HTTP status, one sentence, and the seconds before a retry (`retry_after`)."""
 
     def __init__(self, http_status: int, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -14,6 +14,6 @@ class Refused(DearError):  # noqa: N818 (a response, not a mistake)
         self.retry_after = retry_after
 
 
-def stopping() -> Refused:
-    """What is said to those who come, or still wait, when the service ends."""
-    return Refused(503, "the service is stopping; ask another one")
+def shutting_down() -> Refused:
+    """The refusal of requests that arrive, or still wait, when the service ends."""
+    return Refused(503, "the service is shutting down; retry on another instance")

@@ -1,4 +1,4 @@
-"""Stored galleries: images to search, computed once through the queue for every way to search them."""
+"""Stored galleries: images to search, computed once in the queue for every way to search them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from dear.images.views import Size
 from dear.methods.dear import DeAR
 from dear.serve.engine import ImageJob
 from dear.serve.errors import Refused
+from dear.serve.stages import collect_stages
 from dear.serve.store import Adapter
 
 WAYS = ("features", "heads")
 _CHUNK = 32  # gallery images that wait in the queue at once, so that requests pass between them
 _MOST_CACHED = 32  # galleries times ways to search them that are cached
-Compute = Callable[[Sequence[ImageJob]], Awaitable[list[Tensor]]]
-Near = Callable[[str, Tensor], Tensor]  #: cosines [n] of a gallery with a query, in a space; -2: left out
+Compute = Callable[[Sequence[ImageJob], str], Awaitable[list[Tensor]]]
+Similarity = Callable[[str, Tensor], Tensor]  #: cosines [n] of a gallery with a query; -2: excluded
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Match:
 class ByFeatures:
     """By an adapter's features per attribute (DeAR), else by the image feature of its backbone.
 
-    `names` are those of the spaces. `key` says what is searched by, and its version: of two versions only the
-    newer is cached.
+    `names` are those of the spaces. `key` has the adapter and its version: of two versions the newer is
+    cached.
     """
 
     def __init__(self, adapter: Adapter) -> None:
@@ -52,26 +53,26 @@ class ByFeatures:
         self.key: tuple[Hashable, Hashable] = (("features", adapter.card.name), adapter.card.version)
 
     def space(self, attribute: str) -> str:
-        """The space that is meant, in any case of its letters."""
+        """The name of a space, in any case of its letters."""
         if not isinstance(self.method, DeAR):
             name = self.adapter.card.name
-            raise Refused(400, f"the adapter {name!r} has no features per attribute; leave it out")
+            raise Refused(400, f"adapter {name!r} has no features per attribute; omit attribute")
         try:
             return self.names[self.method.attribute_index(attribute)]
         except DearError as error:
             raise Refused(400, str(error)) from None
 
     def job(self, pixels: Tensor) -> ImageJob:
-        """What is asked of an image, in the gallery or as a query: unit features [A, E]."""
+        """The job of an image of the gallery or of a query: unit features [A, E]."""
         return ImageJob(pixels, self.adapter.answerer, spaces=True)
 
-    def index(self, found: Tensor) -> Near:
+    def index(self, features: Tensor) -> Similarity:
         """Compares features [n, A, E] of a gallery with those of a query."""
-        return lambda name, query: found[:, self.names.index(name)] @ query[self.names.index(name)]
+        return lambda name, query: features[:, self.names.index(name)] @ query[self.names.index(name)]
 
 
 class ByHeads:
-    """By what the frozen backbone's heads of an attribute add; an image that is the query is left out."""
+    """By contributions of the frozen backbone's heads of an attribute; the query itself is excluded."""
 
     def __init__(self, clip: Clip, roles: RoleMap) -> None:
         self.clip, self.roles = clip, roles
@@ -80,7 +81,7 @@ class ByHeads:
         self.key: tuple[Hashable, Hashable] = (("heads", tuple(spaces.items())), "")
 
     def space(self, attribute: str) -> str:
-        """The space that is meant, in any case of its letters."""
+        """The name of a space, in any case of its letters."""
         try:
             return find_attribute(attribute, self.names)
         except DearError as error:
@@ -90,10 +91,10 @@ class ByHeads:
         """The image feature and the outputs of the heads behind it."""
         return ImageJob(pixels, None, layers=self.roles.layers)
 
-    def index(self, found: Tensor) -> Near:
+    def index(self, features: Tensor) -> Similarity:
         """Compares feature and outputs [n, E + L · H · d] of a gallery with those of a query."""
         width, shape = self.clip.config.embed_dim, (len(self.roles.layers), self.roles.heads, -1)
-        index = HeadIndex(self.clip, self.roles, found[:, :width], found[:, width:].unflatten(1, shape))
+        index = HeadIndex(self.clip, self.roles, features[:, :width], features[:, width:].unflatten(1, shape))
         return lambda name, query: index.similarities(name, query[:width], query[width:].unflatten(0, shape))
 
 
@@ -101,9 +102,9 @@ Search = ByFeatures | ByHeads
 
 
 def search_by(adapter: Adapter, way: str, clip: Clip) -> Search:
-    """The way to search that a request asks for."""
+    """The way to search that a request names."""
     if way not in WAYS:
-        raise Refused(400, f"by must be {' or '.join(WAYS)}; got {way!r}")
+        raise Refused(400, f"by must be {' or '.join(WAYS)}, got {way[:100]!r}")
     if way == "features":
         return ByFeatures(adapter)
     roles = adapter.method.roles or known_roles(clip)
@@ -111,76 +112,104 @@ def search_by(adapter: Adapter, way: str, clip: Clip) -> Search:
         raise Refused(400, roles.caveat())
     if roles is None or not attribute_heads(roles):
         name = adapter.card.name
-        raise Refused(400, f"neither {name!r} nor {clip.name} has a role map with heads of an attribute")
+        raise Refused(400, f"neither {name!r} nor its backbone has a role map with heads of an attribute")
     return ByHeads(clip, roles)
 
 
+@dataclass
+class _Index:
+    """A gallery that is, or is being, computed for one way to search it."""
+
+    task: asyncio.Task[Similarity]
+    waiters: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether it must be computed again."""
+        return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
+
+
 class Galleries:
-    """Galleries by name; `compute` answers jobs in the service's queue."""
+    """Galleries by name; `compute` answers jobs of a caller in the service's queue."""
 
     def __init__(self, images: Mapping[str, ImageSet], size: Size, compute: Compute) -> None:
         self._images, self._size, self._compute_jobs = dict(images), size, compute
-        self._cached: OrderedDict[tuple[Hashable, ...], asyncio.Task[Near]] = OrderedDict()
+        self._cached: OrderedDict[tuple[Hashable, ...], _Index] = OrderedDict()
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the galleries."""
         return tuple(sorted(self._images))
 
-    def named(self, name: str | None) -> str:
-        """The gallery that is meant; None means the only one."""
+    def name_of(self, name: str | None) -> str:
+        """The name of a gallery; None is the only one."""
         if not self._images:
             raise Refused(404, "this service stores no gallery")
         if name is None and len(self._images) == 1:
             return next(iter(self._images))
         if name is None:
-            raise Refused(400, f"name the gallery: {', '.join(self.names)}")
+            raise Refused(400, f"gallery must be one of {', '.join(self.names)}")
         if name not in self._images:
-            raise Refused(404, f"no gallery is called {name!r}; there are {', '.join(self.names)}")
+            raise Refused(404, f"gallery must be one of {', '.join(self.names)}, got {name[:100]!r}")
         return name
 
-    async def index(self, gallery: str, search: Search) -> Near:
-        """What compares a gallery with a query; computed the first time it is asked for.
+    async def index(self, gallery: str, search: Search, caller: str = "") -> Similarity:
+        """The function that compares a gallery with a query, computed at the first request for it.
 
-        Whoever gives up waiting does not stop the computation: the next request finds more of it done.
+        The computation is charged to that caller. It goes on when requests give up, and it is never canceled
+        while one waits for it.
         """
         key = (gallery, *search.key)
-        task = self._cached.get(key)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            for old in [k for k in self._cached if k[:2] == key[:2]]:  # of an exchanged adapter
-                self._cached.pop(old).cancel()
-            task = self._cached[key] = asyncio.create_task(self._compute(gallery, search))
-            while len(self._cached) > _MOST_CACHED:
-                self._cached.popitem(last=False)[1].cancel()
+        index = self._cached.get(key)
+        if index is None or index.failed:
+            index = _Index(asyncio.create_task(self._compute(gallery, search, caller)))
+            self._cached[key] = index
         self._cached.move_to_end(key)
-        return await asyncio.shield(task)
+        index.waiters += 1
+        try:
+            return await asyncio.shield(index.task)
+        finally:
+            index.waiters -= 1
+            self._evict(key)
 
-    async def _compute(self, gallery: str, search: Search) -> Near:
-        images, loop, parts = self._images[gallery], asyncio.get_running_loop(), []
-        for start in range(0, len(images), _CHUNK):
-            rows = list(range(start, min(start + _CHUNK, len(images))))
-            pixels = await loop.run_in_executor(None, images.pixels, rows, self._size)
-            parts += await self._answers([search.job(one) for one in pixels])
-        return await loop.run_in_executor(None, search.index, torch.stack(parts))
+    def _evict(self, latest: tuple[Hashable, ...]) -> None:
+        """Remove other versions of an adapter and the least recently used; not those that requests need."""
+        keys = [key for key in self._cached if key != latest]
+        old = [key for key in keys if key[:2] == latest[:2]]
+        for key in (*old, *keys[: max(0, len(self._cached) - len(old) - _MOST_CACHED)]):
+            index = self._cached.get(key)
+            if index is not None and not index.waiters:
+                index.task.cancel()
+                del self._cached[key]
 
-    async def _answers(self, jobs: Sequence[ImageJob]) -> list[Tensor]:
+    async def _compute(self, gallery: str, search: Search, caller: str) -> Similarity:
+        images, loop = self._images[gallery], asyncio.get_running_loop()
+        parts: list[Tensor] = []
+        with collect_stages():  # several requests may wait for it
+            for start in range(0, len(images), _CHUNK):
+                rows = list(range(start, min(start + _CHUNK, len(images))))
+                pixels = await loop.run_in_executor(None, images.pixels, rows, self._size)
+                parts += await self._answers([search.job(one) for one in pixels], caller)
+            return await loop.run_in_executor(None, search.index, torch.stack(parts))
+
+    async def _answers(self, jobs: Sequence[ImageJob], caller: str) -> list[Tensor]:
         while True:
             try:
-                return await self._compute_jobs(jobs)
+                return await self._compute_jobs(jobs, caller)
             except Refused as error:
                 if error.http_status != 429:
                     raise
                 await asyncio.sleep(0.1)  # requests come first
 
-    def best(self, gallery: str, near: Tensor, top: int) -> list[Match]:
-        """The images most like a query by cosines [n], most alike first."""
+    def best(self, gallery: str, similarity: Tensor, top: int) -> list[Match]:
+        """The `top` images with the largest cosines [n] with a query, largest first."""
         images = self._images[gallery]
-        ranked = near.topk(min(top, int((near > -2).sum())))
+        ranked = similarity.topk(min(top, int((similarity > -2).sum())))
         pairs = zip(ranked.indices.tolist(), ranked.values.tolist(), strict=True)
         return [Match(images.key(place), value) for place, value in pairs]
 
     def close(self) -> None:
         """Stop what is being computed."""
-        for task in self._cached.values():
-            if not task.done():
-                task.get_loop().call_soon_threadsafe(task.cancel)
+        for index in self._cached.values():
+            if not index.task.done():
+                index.task.get_loop().call_soon_threadsafe(index.task.cancel)

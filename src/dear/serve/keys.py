@@ -1,7 +1,7 @@
-"""Bearer keys: which adapters a key opens, what it may use, and which key may manage the service.
+"""Bearer keys: which adapters a key has access to, its limits, and which key manages the service.
 
 The key file is JSON: `{"keys": [{"key": "...", "models": ["pets"], "name": "shop"}], "management": "..."}`;
-`"*"` in `models` opens every adapter; `requests` and `rate` limit a key's requests at once and per second.
+`"*"` in `models` is every adapter; `requests` and `rate` limit a key's requests at once and per second.
 Keys are compared as digests, in constant time. The file is read again when it changes.
 """
 
@@ -27,7 +27,7 @@ MANAGEMENT = "management"  #: name of the management key in logs
 
 
 class KeyEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """One key and the names of the adapters it opens."""
+    """One key and the names of the adapters it has access to."""
 
     key: str
     models: list[str]
@@ -45,15 +45,15 @@ class KeyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 @dataclass(frozen=True)
 class Caller:
-    """Whose request it is."""
+    """Who sends a request."""
 
     name: str  #: of the key; without keys the client's address
-    models: frozenset[str] = frozenset((EVERY,))  #: that it may ask; `EVERY` among them opens all
-    requests: int | None = None  #: at once; None: as many as the service allows a caller
-    rate: float | None = None  #: per second
+    models: frozenset[str] = frozenset((EVERY,))  #: names of adapters, or `EVERY`
+    requests: int | None = None  #: at once; None: the service's limit
+    rate: float | None = None  #: requests per second; None: the service's limit
 
-    def opens(self, model: str) -> bool:
-        """Whether it may ask an adapter."""
+    def can_access(self, model: str) -> bool:
+        """Whether it may use an adapter."""
         return EVERY in self.models or model in self.models
 
 
@@ -73,12 +73,12 @@ class Keys:
         entries = file.keys if file else []
         secrets = [entry.key for entry in entries] + ([file.management] if file and file.management else [])
         if any(len(secret) < _SHORTEST for secret in secrets):
-            raise UsageError(f"a key has fewer than {_SHORTEST} characters; choose longer ones")
+            raise UsageError(f"a key must have at least {_SHORTEST} characters; choose a longer one")
         if len(set(secrets)) != len(secrets):
-            raise UsageError("a key stands twice in the key file; every key needs one entry")
+            raise UsageError("duplicate key in the key file; every key needs one entry")
         names = [entry.name or f"key {number}" for number, entry in enumerate(entries, 1)]
         if len({*names, MANAGEMENT}) != len(names) + 1:
-            raise UsageError("a name stands twice in the key file; every key needs a name of its own")
+            raise UsageError("duplicate name in the key file; every key needs another name")
         self.required = file is not None
         self._callers = [
             (_digest(entry.key), Caller(name, frozenset(entry.models), entry.requests, entry.rate))
@@ -91,21 +91,21 @@ class Keys:
         """Read a key file."""
         keys = cls()
         keys.path = Path(path)
-        keys._read(keys._stamped())
+        keys._read(keys._read_stamp())
         return keys
 
     def reload(self) -> bool:
         """Read the file again if it has changed; returns whether it has."""
         if self.path is None:
             return False
-        stamp = self._stamped()
+        stamp = self._read_stamp()
         if stamp == self._stamp:
             return False
         self._read(stamp)
         return True
 
     def _read(self, stamp: tuple[int, int, int] | None) -> None:
-        self._stamp = stamp  # also of a file that is refused: it is told once
+        self._stamp = stamp  # also of a file that is refused: it is reported once
         try:
             text = Path(self.path or "").read_text(encoding="utf-8")
             self._set(decode(text, KeyFile, str(self.path), "key file"))
@@ -115,46 +115,44 @@ class Keys:
             named = str(error) if str(self.path) in str(error) else f"{self.path}: {error}"
             raise UsageError(named) from error
 
-    def _stamped(self) -> tuple[int, int, int] | None:
+    def _read_stamp(self) -> tuple[int, int, int] | None:
         try:
-            found = os.stat(self.path or "")
+            status = os.stat(self.path or "")
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
     @property
-    def several(self) -> bool:
+    def has_multiple_callers(self) -> bool:
         """Whether callers share the service, so that none may have all of it."""
-        return len(self._callers) != 1
+        return self.required and len(self._callers) != 1
 
     def caller(self, header: str | None, client: str) -> Caller:
         """Who sends an Authorization header."""
         if not self.required:
             return Caller(client)
-        given = _digest(_bearer(header))
-        found: Caller | None = None
-        for digest, caller in self._callers:  # all are compared, so that time tells nothing
-            if hmac.compare_digest(digest, given):
-                found = caller
-        if found is None:
-            raise Refused(401, "this key is not known; send Authorization: Bearer KEY")
-        return found
+        digest, match = _digest(_bearer(header)), None
+        for known, caller in self._callers:  # all are compared: the time is the same for every key
+            if hmac.compare_digest(known, digest):
+                match = caller
+        if match is None:
+            raise Refused(401, "unknown key; send Authorization: Bearer KEY")
+        return match
+
+    def any_caller(self, header: str | None, client: str) -> Caller:
+        """Who sends an Authorization header; the management key has access to every adapter."""
+        return Caller(MANAGEMENT) if self._manages(header) else self.caller(header, client)
 
     def check_management(self, header: str | None) -> None:
         """Refuse a request that may not manage the service."""
         if self._management is None:
-            raise Refused(403, "management is off: the key file of this service names no management key")
+            raise Refused(403, "management is off: the key file of this service has no management key")
         if not self._manages(header):
-            raise Refused(401, "this is not the management key")
-
-    def check_any(self, header: str | None) -> None:
-        """Refuse a request without a key where keys are required; the management key is one, too."""
-        if not self._manages(header):
-            self.caller(header, "")
+            raise Refused(401, "management needs the management key; send Authorization: Bearer KEY")
 
     def _manages(self, header: str | None) -> bool:
-        own = self._management
-        return own is not None and hmac.compare_digest(own, _digest(_bearer(header)))
+        known = self._management
+        return known is not None and hmac.compare_digest(known, _digest(_bearer(header)))
 
 
 def _bearer(header: str | None) -> str:

@@ -1,17 +1,18 @@
-"""What the service counts, in Prometheus' format; the number of series is bounded."""
+"""Counters of the service in Prometheus' format; the number of series is bounded."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONFIDENCE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
-_MOST_MODELS, _MOST_CLASSES = 200, 5000  # adapters, and classes of all adapters, with series of their own
+_MOST_MODELS, _MOST_CLASSES = 200, 5000  # adapters, and classes of all adapters, that have series
 T = TypeVar("T")
 OTHER = "(other)"  #: adapter or class of the answers beyond these
 
@@ -56,7 +57,7 @@ class Metrics:
             buckets=_CONFIDENCE,
             registry=registry,
         )
-        # `labels` looks at its words one by one; these have been looked at.
+        # `labels` checks its values at every call; these are cached.
         self._requests, self._seconds = cache(self.requests.labels), cache(self.seconds.labels)
         self._stages = cache(self.stages.labels)
         self._answers, self._confidence = cache(self.answers.labels), cache(self.confidence.labels)
@@ -79,21 +80,40 @@ class Metrics:
     def observe_answers(
         self, model: str, known: Collection[str], answers: Sequence[tuple[str, float]]
     ) -> None:
-        """Count answers (class, probability) of an adapter; classes that are not its own are one."""
+        """Count answers (class, probability) of an adapter; classes that it was not trained on are one."""
         model = _one_of(self._models, model, _MOST_MODELS, OTHER)
         for name, probability in answers:
-            own = name if model != OTHER and name in known else OTHER
-            model_and_class = _one_of(self._classes, (model, own), _MOST_CLASSES, (model, OTHER))
+            label = name if model != OTHER and name in known else OTHER
+            model_and_class = _one_of(self._classes, (model, label), _MOST_CLASSES, (model, OTHER))
             self._answers(*model_and_class).inc()
             self._confidence(model).observe(probability)
 
-    def text(self) -> bytes:
-        """All of it, for `GET /metrics`."""
-        return generate_latest(self.registry)
+    def text(self, can_access: Callable[[str], bool] | None = None) -> bytes:
+        """All series; with `can_access` those about adapters alone for which it is true."""
+        registry = self.registry if can_access is None else _Filtered(self.registry, can_access)
+        return generate_latest(registry)
+
+
+class _Filtered:
+    """A registry without the series of some adapters."""
+
+    def __init__(self, registry: CollectorRegistry, can_access: Callable[[str], bool]) -> None:
+        self._registry, self._can_access = registry, can_access
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics."""
+        for metric in self._registry.collect():
+            samples = [one for one in metric.samples if self._shows(one.labels.get("model"))]
+            kept = Metric(metric.name, metric.documentation, metric.type)
+            kept.samples = samples
+            yield kept
+
+    def _shows(self, model: str | None) -> bool:
+        return model is None or self._can_access(model)
 
 
 def _one_of(seen: set[T], value: T, most: int, other: T) -> T:
-    """The value if it is among the first so many, else `other`."""
+    """The value if it is among the first `most`, else `other`."""
     if value not in seen:
         if len(seen) >= most:
             return other

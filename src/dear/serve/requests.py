@@ -1,172 +1,212 @@
-"""What requests say: images as multipart files or JSON, and the options beside them."""
+"""Bodies of requests: images as multipart files or JSON, and the options next to them."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import binascii
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any
+import re
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import msgspec
 from fastapi import Request
-from msgspec import Meta
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from dear.errors import DearError, UsageError
 from dear.runs.class_lists import resolve_classes, split_class_list
-from dear.serve.decode import Upload
+from dear.serve.decoding import Decoding, Upload
 from dear.serve.errors import Refused
-from dear.serve.multipart import read_parts
+from dear.serve.schemas import MOST_LISTED, EmbeddingsOptions, Options
 from dear.serve.settings import Limits
-from dear.serve.time_limit import time_limit
-from dear.serve.tracing import stage
+from dear.serve.stages import stage
+from dear.serve.turns import FairThreads
 
-_MOST_LISTED = 10_000  # entries of any list; what a request may really have is in its `Limits`
-_Texts = Annotated[list[str], Meta(max_length=_MOST_LISTED)]
-# Bytes of a body that are read on the event loop; longer ones are read by a thread. Decoding JSON and base64
-# takes some ten times as long as finding the files of a form.
-_SHORT = {"application/json": 128 * 2**10, "multipart/form-data": 2 * 2**20}
+O = TypeVar("O", bound=Options)  # noqa: E741
+T = TypeVar("T")
+# Bytes of a body that is read on the event loop, in less than a millisecond; a thread would cost more.
+_SHORT = 64 * 2**10
+_MOST_FIELD_BYTES = 512 * 1024  # of a part that is no file
 _MOST_NAME = 255  # characters of a file's name that are repeated in the answer
 _BOOLEANS = dict.fromkeys(("true", "1", "yes", "on"), True)
 _BOOLEANS |= dict.fromkeys(("false", "0", "no", "off"), False)
-_readers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-read")
+_CHARSET = re.compile(r";\s*charset=[^;]*", re.IGNORECASE)  # fields are UTF-8, whatever it names
+_DATA_URL = re.compile(r"data:image/[A-Za-z0-9.+-]{1,40};base64,")
+_OTHER_URL = re.compile(r"(data:|[A-Za-z][A-Za-z0-9+.-]{1,20}://)", re.ASCII)
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A JSON request; multipart requests carry the same fields as form fields, images as `files`."""
+class RequestReader:
+    """Reads bodies; long ones in threads, in which callers take turns, not on the event loop."""
 
-    images: Annotated[_Texts, Meta(description="base64, with data:...;base64, before it or without")] = []
-    texts: _Texts = []
-    top: Annotated[int, Meta(description="how many to list, at least 1")] = 5
-    classes: (
-        Annotated[_Texts, Meta(description="others; + before any name adds all to the trained ones")] | None
-    ) = None
-    reject: bool = False
-    attribute: str | None = None
-    gallery: str | None = None
-    by: Annotated[str, Meta(description="features or heads")] = "features"
+    def __init__(self, decoding: Decoding, threads: int = 4) -> None:
+        self._decoding, self._limits = decoding, decoding.limits
+        self._threads = FairThreads(threads, "dear-serve-read")
+
+    async def read(self, request: Request, options: type[O], caller: str) -> tuple[list[Upload], O]:
+        """Images and options of a request."""
+        header = request.headers.get("content-type", "")
+        kind = header.partition(";")[0].strip().casefold()
+        if kind not in ("application/json", "multipart/form-data"):
+            raise Refused(415, "send images as multipart/form-data (field files) or as application/json")
+        body = await receive_body(request, self._limits)
+        read = self._read_json if kind == "application/json" else self._read_form
+        if len(body) <= _SHORT:
+            return read(body, header, options)
+        with stage("read"):
+            return await self._threads.call(partial(read, body, header, options), caller, len(body))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.close()
+
+    def _read_json(self, body: bytes, content_type: str, kind: type[O]) -> tuple[list[Upload], O]:
+        try:
+            options = msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            too_long = "of length <=" in str(error)
+            raise Refused(413 if too_long else 400, f"the body must be valid JSON ({error})") from None
+        images = _image_texts(options)
+        check_options(len(images), options, self._limits)
+        contents = [_from_base64(number, text) for number, text in enumerate(images, 1)]
+        return self._uploads([(f"image {n}", content) for n, content in enumerate(contents, 1)]), options
+
+    def _read_form(self, body: bytes, content_type: str, kind: type[O]) -> tuple[list[Upload], O]:
+        limits = self._limits
+        items = _complete(_parse_form(body, content_type, limits.images, limits.classes + 16))
+        fields: dict[str, list[str]] = {}
+        files: list[tuple[str, bytes]] = []
+        for name, value in items:
+            if isinstance(value, str):
+                fields.setdefault(name, []).append(value)
+            elif name != "files":
+                raise Refused(400, f"unknown field {name[:80]!r}; send images in the field files")
+            else:
+                title = (value.filename or "")[:_MOST_NAME] or f"file {len(files) + 1}"
+                files.append((title, value.file.read()))
+        options = options_of_fields(fields, kind)
+        if isinstance(options, EmbeddingsOptions) and _image_texts(options):
+            raise Refused(400, "send images of a form as files, not as data: URLs")
+        check_options(len(files), options, limits)
+        return self._uploads(files), options
+
+    def _uploads(self, files: Sequence[tuple[str, bytes]]) -> list[Upload]:
+        return [Upload(name, content, self._decoding.cost(content)) for name, content in files]
 
 
-def json_schema(*fields: str) -> dict[str, Any]:
-    """The OpenAPI description of a request that takes some of the fields, in both ways."""
-    _, found = msgspec.json.schema_components([Options])
-    known = found["Options"]["properties"]
-    shared = {name: known[name] for name in fields}
-    ways = {
-        "multipart/form-data": {"files": {"type": "array", "items": {"type": "string", "format": "binary"}}},
-        "application/json": {"images": known["images"]},
-    }
-    content = {way: {"schema": {"type": "object", "properties": own | shared}} for way, own in ways.items()}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-async def received(request: Request, limits: Limits) -> bytes:
-    """The body of a request, which has some time to arrive."""
-    seconds = limits.body_seconds
-    late = Refused(408, f"the request did not arrive within {seconds:g} seconds")
+async def receive_body(request: Request, limits: Limits) -> bytes:
+    """The body of a request, which must arrive in time."""
     parts: list[bytes] = []
     more = True
-    with stage("receive"), time_limit(seconds, late):
-        while more:
-            message = await request.receive()
-            if message["type"] != "http.request":
-                raise ClientDisconnect
-            parts.append(message.get("body", b""))
-            more = message.get("more_body", False)
+    try:
+        with stage("receive"):
+            async with asyncio.timeout(limits.body_seconds):
+                while more:
+                    message = await request.receive()
+                    if message["type"] != "http.request":
+                        raise ClientDisconnect
+                    parts.append(message.get("body", b""))
+                    more = message.get("more_body", False)
+    except TimeoutError:
+        raise Refused(408, f"the body must arrive within {limits.body_seconds:g} seconds") from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def read_request(request: Request, limits: Limits) -> tuple[list[Upload], Options]:
-    """Images and options of a request; a long body is not read on the event loop."""
-    header = request.headers.get("content-type", "")
-    kind = header.partition(";")[0].strip().casefold()
-    if kind not in _SHORT:
-        raise Refused(415, "send images as multipart/form-data (field files) or as application/json")
-    body = await received(request, limits)
-    read = _read_json if kind == "application/json" else _read_multipart
-    if len(body) <= _SHORT[kind]:
-        return read(body, header, limits)
-    with stage("read"):
-        return await asyncio.get_running_loop().run_in_executor(_readers, read, body, header, limits)
+class _FormParser(MultiPartParser):
+    spool_max_size = 2**40  # the body is in memory already: no temporary files
 
 
-def _read_json(body: bytes, content_type: str, limits: Limits) -> tuple[list[Upload], Options]:
+async def _parse_form(
+    body: bytes, content_type: str, max_files: int, max_fields: int
+) -> list[tuple[str, str | UploadFile]]:
+    """Fields and files of a form, in their order."""
+
+    async def stream() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    parser = _FormParser(
+        Headers({"content-type": _CHARSET.sub("", content_type)}),
+        stream(),
+        max_files=max_files,
+        max_fields=max_fields,
+        max_part_size=_MOST_FIELD_BYTES,
+    )
     try:
-        options = msgspec.json.decode(body, type=Options)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        too_long = "of length <=" in str(error)
-        raise Refused(413 if too_long else 400, f"the request is not a valid JSON body ({error})") from None
-    check_options(len(options.images), options, limits)
-    return _from_base64(options.images), options
+        form = await parser.parse()
+    except MultiPartException as error:
+        too_much = "maximum" in error.message.lower()
+        raise Refused(413 if too_much else 400, f"the form cannot be read: {error.message}") from None
+    except (ValueError, LookupError):  # of a boundary or a charset that is none
+        raise Refused(400, "the form cannot be read") from None
+    return form.multi_items()
 
 
-def _from_base64(texts: Sequence[str]) -> list[Upload]:
-    found = []
-    for number, text in enumerate(texts, 1):
-        try:
-            content = base64.b64decode(
-                text.partition(",")[2] if text.startswith("data:") else text, validate=True
-            )
-        except (binascii.Error, ValueError):
-            raise Refused(400, f"image {number} is not valid base64") from None
-        found.append(Upload(f"image {number}", content))
-    return found
-
-
-def _read_multipart(body: bytes, content_type: str, limits: Limits) -> tuple[list[Upload], Options]:
-    uploads: list[Upload] = []
-    fields: dict[str, list[str]] = {}
-    for part in read_parts(body, content_type, limits.images + limits.classes + 16):
-        if part.filename is None:
-            fields.setdefault(part.name, []).append(_text(part.name, part.content))
-        elif part.name != "files":
-            raise Refused(400, f"the field {part.name[:80]!r} is not known; send images in the field files")
-        else:
-            name = part.filename[:_MOST_NAME] or f"file {len(uploads) + 1}"
-            uploads.append(Upload(name, part.content))
-    options = _from_fields(fields)
-    check_options(len(uploads), options, limits)
-    return uploads, options
-
-
-def _text(name: str, content: bytes) -> str:
+def _complete(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never waits, without an event loop."""
     try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise Refused(400, f"the field {name[:80]!r} is not UTF-8 text") from None
+        coroutine.send(None)
+    except StopIteration as end:
+        return cast(T, end.value)
+    raise RuntimeError("the coroutine waits")
 
 
-def _from_fields(fields: dict[str, list[str]]) -> Options:
-    """Options from form fields; lists as repeated fields or separated by commas."""
-    known: dict[str, Any] = {}
-    for name, values in fields.items():
-        if name == "classes":
-            known[name] = _split_classes(values)
-        elif name == "texts":
-            known[name] = [value.strip() for value in values]
-        elif len(values) != 1:
-            raise Refused(400, f"the field {name[:80]!r} is given {len(values)} times; give it once")
-        elif name == "top":
-            known[name] = _integer(values[0].strip())
+def _image_texts(options: Options) -> list[str]:
+    """The images of a JSON request, as they were sent."""
+    if not isinstance(options, EmbeddingsOptions):
+        return getattr(options, "images", [])
+    return [text for text in embedding_inputs(options) if text.startswith("data:")]
+
+
+def embedding_inputs(options: EmbeddingsOptions) -> list[str]:
+    """Texts and data: URLs of a request for embeddings."""
+    return [options.input] if isinstance(options.input, str) else options.input
+
+
+def _from_base64(number: int, text: str) -> bytes:
+    prefix = _DATA_URL.match(text)
+    if prefix is None and _OTHER_URL.match(text):
+        raise Refused(400, f"image {number}: URLs are not fetched; send data:image/...;base64 or base64")
+    try:
+        return base64.b64decode(text[prefix.end() :] if prefix else text, validate=True)
+    except (binascii.Error, ValueError):
+        raise Refused(400, f"image {number} is not valid base64") from None
+
+
+def options_of_fields(fields: dict[str, list[str]], kind: type[O]) -> O:
+    """Options from form fields; lists as repeated fields, class lists also separated by commas."""
+    known = [name for name in kind.__struct_fields__ if name != "images"]
+    values: dict[str, Any] = {}
+    for name, texts in fields.items():
+        if name not in known:
+            raise Refused(400, f"unknown field {name[:80]!r}; the fields are {', '.join(known)}")
+        if name in ("classes", "models"):
+            values[name] = _split_names(name, texts)
+        elif name == "input":
+            values[name] = texts
+        elif len(texts) != 1:
+            raise Refused(400, f"the field {name!r} must be sent once, got {len(texts)}")
+        elif name in ("top", "dimensions"):
+            values[name] = _integer(texts[0].strip())
         elif name == "reject":
-            known[name] = _boolean(name, values[0])
-        elif name in ("attribute", "gallery", "by"):
-            known[name] = values[0]
+            values[name] = _boolean(name, texts[0])
         else:
-            raise Refused(400, f"the field {name[:80]!r} is not known")
-    return Options(**known)
-
-
-def _split_classes(values: list[str]) -> list[str]:
-    """Names of one field with commas between, or of a field that is repeated for each name."""
-    if len(values) > 1:
-        return [value.strip() for value in values]
+            values[name] = texts[0]
     try:
-        return split_class_list(values[0])
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise Refused(400, f"the form is not valid: {error}") from None
+
+
+def _split_names(name: str, texts: list[str]) -> list[str]:
+    """Names of one field with commas between, or of a field that is repeated for each name."""
+    if len(texts) > 1:
+        return [text.strip() for text in texts]
+    try:
+        return split_class_list(texts[0])
     except UsageError as error:
-        raise Refused(400, f"classes: {error}") from None
+        raise Refused(400, f"{name}: {error}") from None
 
 
 def _boolean(name: str, text: str) -> bool:
@@ -184,15 +224,25 @@ def _integer(text: str) -> int:
 def check_options(images: int, options: Options, limits: Limits) -> None:
     """Refuse options that no request may have."""
     if images > limits.images:
-        raise Refused(413, f"{images} images are more than {limits.images} per request")
-    if options.top < 1:
+        raise Refused(413, f"a request may have at most {limits.images} images, got {images}")
+    if getattr(options, "top", 1) < 1:
         raise Refused(400, "top must be an integer of at least 1")
-    if len(options.texts) > limits.texts:
-        raise Refused(413, f"{len(options.texts)} texts are more than {limits.texts} per request")
-    if any(len(text) > _MOST_LISTED for text in options.texts):
-        raise Refused(413, f"a text has more than {_MOST_LISTED:,} characters")
-    if options.classes is not None and not 1 <= len(options.classes) <= limits.classes:
-        raise Refused(400, f"classes must be 1 to {limits.classes} names; got {len(options.classes)}")
+    classes = getattr(options, "classes", None)
+    if classes is not None and not 1 <= len(classes) <= limits.classes:
+        raise Refused(400, f"classes must have 1 to {limits.classes} names, got {len(classes)}")
+    if isinstance(options, EmbeddingsOptions):
+        _check_texts(embedding_inputs(options), limits)
+
+
+def _check_texts(inputs: Sequence[str], limits: Limits) -> None:
+    texts = [text for text in inputs if not text.startswith("data:")]
+    if len(texts) > limits.texts:
+        raise Refused(413, f"a request may have at most {limits.texts} texts, got {len(texts)}")
+    for text in texts:
+        if len(text) > MOST_LISTED:
+            raise Refused(413, f"a text may have at most {MOST_LISTED:,} characters, got {len(text):,}")
+        if _OTHER_URL.match(text) and not re.search(r"\s", text):
+            raise Refused(400, f"URLs are not fetched; send data:image/...;base64, got {text[:80]!r}")
 
 
 def requested_classes(names: Sequence[str] | None, trained: Sequence[str]) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""The service without HTTP: store, queue and decoder, from start to stop."""
+"""The service without HTTP: store, queue, reader and decoder, from start to stop."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,19 +25,19 @@ from dear.errors import DearError
 from dear.serve.archive import install_run, recover
 from dear.serve.batcher import Batcher
 from dear.serve.class_lists import ClassList, ClassLists
-from dear.serve.decode import Decoder, Decoding
+from dear.serve.decoding import Decoder, Decoding
 from dear.serve.engine import Answerer, Engine, ImageJob, likeliest
 from dear.serve.errors import Refused
 from dear.serve.galleries import Galleries, Match, Search
-from dear.serve.guard import LOG
 from dear.serve.keys import MANAGEMENT, Keys
 from dear.serve.metrics import Metrics
+from dear.serve.middleware import LOG
+from dear.serve.requests import RequestReader
 from dear.serve.role_bars import role_bars
 from dear.serve.settings import ServeSettings
+from dear.serve.stages import collect_stages, stage
 from dear.serve.store import Adapter, AdapterStore, Card
 from dear.serve.texts import prepare_texts
-from dear.serve.time_limit import time_limit
-from dear.serve.tracing import stage, staged
 from dear.serve.traffic import Traffic
 from dear.serve.turns import Pace
 from dear.utils.memory import given_back
@@ -55,16 +55,16 @@ Image = Tensor | Refused  #: decoded, uint8 [3, S, S], or why it was not
 
 @dataclass(frozen=True)
 class Answer:
-    """What an adapter says of one image."""
+    """The answer of an adapter for one image."""
 
-    classes: list[tuple[str, float]]  #: the likeliest ones and their probabilities
-    rejected: bool | None = None  #: it is none of them; None: nobody asked
+    classes: list[tuple[str, float]]  #: the most probable ones and their probabilities
+    rejected: bool | None = None  #: whether it is none of them; None: not tested
 
 
 class Service:
     """One backbone, any number of adapters (a run folder each in `folder`), one queue.
 
-    Without `keys` everybody may ask; without a `recorder` batches that come again are recorded on GPUs.
+    Without `keys` everybody has access; without a `recorder` repeated batches are recorded on GPUs.
     """
 
     def __init__(
@@ -79,6 +79,8 @@ class Service:
         self.settings = settings = settings or ServeSettings()
         limits, device = settings.limits, clip.device.type
         self.clip = clip
+        place = Path(clip.name)
+        self.backbone = place.name if place.is_absolute() or place.exists() else clip.name  #: for clients
         self.keys = keys or Keys()
         self.metrics = Metrics()
         self.traffic = Traffic(limits)
@@ -86,7 +88,9 @@ class Service:
         recover(folder)
         self.store.refresh()
         size = clip.config.view
-        self.decoder = Decoder(settings.decoding(device), Decoding(size, limits, settings.reduced_jpeg))
+        decoding = Decoding(size, limits, settings.reduced_jpeg)
+        self.decoder = Decoder(settings.decoding(device), decoding)
+        self.reader = RequestReader(decoding)
         engine = Engine(clip, settings.precision, recorder)
         largest, wait = settings.batching(device)
         self.recorded = 0  #: recordings made before the first request
@@ -99,7 +103,7 @@ class Service:
             largest,
             wait,
             queued,
-            max(limits.images, queued // 2) if self.keys.required and self.keys.several else None,
+            max(limits.images, queued // 2) if self.keys.has_multiple_callers else None,
             self.metrics.observe_batch,
         )
         self.galleries = Galleries(galleries or {}, size, self.batcher.compute)
@@ -114,21 +118,28 @@ class Service:
         self._watcher = threading.Thread(target=self._watch, name="dear-serve-watch", daemon=True)
         self._watcher.start()
 
-    def in_time(self) -> AbstractContextManager[None]:
-        """Give a request up that is not answered in time."""
+    @asynccontextmanager
+    async def time_limit(self) -> AsyncIterator[None]:
+        """Refuse a request that is not answered in time."""
         seconds = self.settings.limits.seconds
-        return time_limit(seconds, Refused(503, f"no answer within {seconds:g} seconds; try again", 1))
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise Refused(503, f"no answer within {seconds:g} seconds; try again", retry_after=1) from None
 
     def unready(self) -> str | None:
         """Why requests are not answered; None where they are."""
         seconds = self.settings.stall_seconds
         if self._stopping.is_set():
-            return "the service is stopping"
+            return "the service is shutting down"
         if self.decoder.starting:
             return "the decoders are starting"
-        if self.decoder.standing(seconds):
+        if self.decoder.is_stalled(seconds):
             return f"no image was decoded for {seconds:g} seconds"
-        if self.batcher.standing(seconds):
+        if self.batcher.is_stalled(seconds):
             return f"no image was answered for {seconds:g} seconds"
         return None
 
@@ -144,7 +155,7 @@ class Service:
         return adapter
 
     async def _prepared(self, adapter: Adapter) -> None:
-        """Encode the texts of the adapter's own classes, once; whoever asks first does not pay for it."""
+        """Encode the texts of the adapter's classes once; the cost is not charged to the first caller."""
         if adapter.prepared:
             return
         if adapter.preparing is None or adapter.preparing.done():
@@ -152,7 +163,7 @@ class Service:
         await asyncio.shield(adapter.preparing)
 
     async def _prepare(self, adapter: Adapter) -> None:
-        with staged():  # not part of the request that came first
+        with collect_stages():  # not part of the request that came first
             adapter.rows = await prepare_texts(adapter.answerer, self._for_adapters, self._pace)
         adapter.prepared = True
 
@@ -178,7 +189,7 @@ class Service:
         return answerer
 
     async def _prepare_list(self, adapter: Adapter, classes: tuple[str, ...], caller: str) -> ClassList:
-        with staged():  # several requests may wait for it
+        with collect_stages():  # several requests may wait for it
             loop = asyncio.get_running_loop()
             answerer = await loop.run_in_executor(self._builders, adapter.on_classes, classes)
             rows = await prepare_texts(answerer, self._in_turn(caller), self._pace, adapter.rows)
@@ -187,7 +198,7 @@ class Service:
 
     async def features(self, images: Sequence[Image], caller: str = "") -> list[Tensor | Refused]:
         """Unit features [E] of each image under the frozen backbone, or why there is none."""
-        return await self._computed(images, lambda pixels: ImageJob(pixels, None), caller)
+        return await self._compute(images, lambda pixels: ImageJob(pixels, None), caller)
 
     async def answers(
         self,
@@ -216,18 +227,18 @@ class Service:
                 raise Refused(400, str(error)) from None
         near = limit is not None and answerer.model.needs_nearness
         ranked = 0 if limit is not None else top
-        found = await self._computed(
+        results = await self._compute(
             images, lambda one: ImageJob(one, answerer, nearness=near, top=ranked), caller
         )
         answers: list[Answer | Refused] = []
-        for own in found:
-            if isinstance(own, Refused):
-                answers.append(own)
+        for result in results:
+            if isinstance(result, Refused):
+                answers.append(result)
                 continue
-            best, rejected = own, None
+            best, rejected = result, None
             if limit is not None:
-                _require_finite(own, adapter.card.name)
-                logits, nearness = (own[:-1], own[-1:]) if near else (own, None)
+                _require_finite(result, adapter.card.name)
+                logits, nearness = (result[:-1], result[-1:]) if near else (result, None)
                 rejected = bool(answerer.model.score(logits[None], nearness) < limit.value)
                 (best,) = likeliest(logits[None], top)
             if not best.numbers:
@@ -247,8 +258,8 @@ class Service:
             some = good[start : start + _EXPLAINED_AT_ONCE]
             explain = partial(role_bars, answerer.model, some)
             bars += await self.batcher.call(explain, caller, _EXPLAINING * len(some))
-        found = iter(bars)
-        return [one if isinstance(one, Refused) else next(found) for one in images]
+        ordered = iter(bars)
+        return [one if isinstance(one, Refused) else next(ordered) for one in images]
 
     async def matches(
         self,
@@ -259,47 +270,57 @@ class Service:
         top: int,
         caller: str = "",
     ) -> list[dict[str, list[Match]] | Refused]:
-        """For each image: the images of a gallery most like it, by space; None asks for every space."""
-        wanted = search.names if attribute is None else (search.space(attribute),)
-        queries = await self._computed(images, search.job, caller)
-        near = await self.galleries.index(gallery, search)
+        """The most similar images of a gallery for each image by space; without `attribute` in all spaces."""
+        names = search.names if attribute is None else (search.space(attribute),)
+        queries = await self._compute(images, search.job, caller)
+        similarity = await self.galleries.index(gallery, search, caller)
         return [
             query
             if isinstance(query, Refused)
-            else {name: self.galleries.best(gallery, near(name, query), top) for name in wanted}
+            else {name: self.galleries.best(gallery, similarity(name, query), top) for name in names}
             for query in queries
         ]
 
-    async def _computed(
+    async def _compute(
         self, images: Sequence[Image], job: Callable[[Tensor], ImageJob], caller: str
     ) -> list[Any]:
         jobs = [job(one) for one in images if not isinstance(one, Refused)]
         computed = iter(await self.batcher.compute(jobs, caller))
         return [one if isinstance(one, Refused) else next(computed) for one in images]
 
-    async def text_features(self, texts: Sequence[str], caller: str = "") -> Tensor:
-        """Unit text features [N, E]."""
+    def check_embedding_model(self, model: str | None, dimensions: int | None) -> None:
+        """Refuse a request for embeddings that the backbone cannot answer."""
+        if model is not None and model != self.backbone:
+            raise Refused(404, f"model must be {self.backbone!r}, got {model[:100]!r}")
+        width = self.clip.config.embed_dim
+        if dimensions is not None and dimensions != width:
+            raise Refused(400, f"dimensions must be {width}, got {dimensions}")
+
+    async def text_features(self, texts: Sequence[str], caller: str = "") -> tuple[Tensor, int]:
+        """Unit text features [N, E], and the number of tokens."""
 
         @torch.inference_mode()
-        def encode(some: list[str]) -> Tensor:
-            return torch.nn.functional.normalize(self.clip.encode_text(some).float(), dim=-1).cpu()
+        def encode(some: Sequence[str]) -> tuple[Tensor, int]:
+            ids = self.clip.tokenize(some)
+            features = torch.nn.functional.normalize(self.clip.encode_text(ids).float(), dim=-1).cpu()
+            return features, int(ids.count_nonzero())
 
-        parts, left = [], list(texts)
-        while left:
-            count = self._pace.pieces(_TEXTS_AT_ONCE)
-            some, left = left[:count], left[count:]
-            own = partial(self._pace.timed, len(some), partial(encode, some))
-            parts.append(await self.batcher.call(own, caller, len(some)))
-        return torch.cat(parts)
+        parts, start = [(torch.empty(0, self.clip.config.embed_dim), 0)], 0
+        while start < len(texts):
+            some = texts[start : start + self._pace.pieces(_TEXTS_AT_ONCE)]
+            timed = partial(self._pace.timed, len(some), partial(encode, some))
+            parts.append(await self.batcher.call(timed, caller, len(some)))
+            start += len(some)
+        return torch.cat([features for features, _ in parts]), sum(tokens for _, tokens in parts)
 
     # -- management -------------------------------------------------------------------------------
 
     async def manage(self, function: Callable[..., Any], *values: Any) -> Any:
-        """Call a function that may take long in a thread for such."""
+        """Call a function that may take long in a thread for management."""
         return await asyncio.get_running_loop().run_in_executor(self._managers, function, *values)
 
     def install(self, content: bytes, name: str) -> Card:
-        """Serve the run of an archive under a name, once it has answered an image."""
+        """Serve the run of an archive under a name after it has answered an image."""
         return install_run(content, name, self.store, self.settings.limits.upload_bytes, self._try)
 
     def _try(self, adapter: Adapter) -> None:
@@ -307,16 +328,17 @@ class Service:
         blank = torch.full((3, side, side), 127, dtype=torch.uint8)
         try:
             answer = asyncio.run(
-                asyncio.wait_for(self._answered(adapter, blank), self.settings.limits.seconds)
+                asyncio.wait_for(self._trial_logits(adapter, blank), self.settings.limits.seconds)
             )
             _require_finite(answer, adapter.card.name)
-        except Exception as error:  # whatever its values make of an image
-            raise Refused(400, f"the run cannot be served: it does not answer an image ({error})") from error
+        except Exception as error:  # the values of an adapter may fail in any way
+            LOG.warning(json.dumps({"upload": adapter.card.name, "failed": repr(error)}))
+            raise Refused(400, "the run cannot be served: it does not answer an image") from error
 
-    async def _answered(self, adapter: Adapter, pixels: Tensor) -> Tensor:
+    async def _trial_logits(self, adapter: Adapter, pixels: Tensor) -> Tensor:
         await self._prepare(adapter)
-        (found,) = await self.batcher.compute([ImageJob(pixels, adapter.answerer)], MANAGEMENT)
-        return cast(Tensor, found)
+        (logits,) = await self.batcher.compute([ImageJob(pixels, adapter.answerer)], MANAGEMENT)
+        return cast(Tensor, logits)
 
     # -- operation --------------------------------------------------------------------------------
 
@@ -327,11 +349,12 @@ class Service:
         self.metrics.loaded.set(self.store.loaded)
 
     def close(self, seconds: float | None = None) -> None:
-        """Answer what is queued, then stop all threads; what takes longer than `drain_seconds` is left."""
+        """Answer what is queued, then stop all threads; what takes longer than `drain_seconds` is refused."""
         until = time.monotonic() + (self.settings.drain_seconds if seconds is None else seconds)
         self._stopping.set()
         self.galleries.close()
         self.decoder.close()
+        self.reader.close()
         self.batcher.close(max(0.1, until - time.monotonic()))
         for pool in (self._loaders, self._builders, self._managers):
             pool.shutdown(wait=False, cancel_futures=True)
@@ -354,10 +377,10 @@ class Service:
 
 
 def _require_finite(scores: Tensor, name: str) -> None:
-    """Refuse scores that are not numbers: an adapter's values may be finite and too large."""
+    """Refuse scores that are not finite: an adapter's values may be finite and too large."""
     if not bool(torch.isfinite(scores).all()):
         raise _not_finite(name)
 
 
 def _not_finite(name: str) -> Refused:
-    return Refused(409, f"the adapter {name!r} gives scores that are not numbers; train it again")
+    return Refused(409, f"adapter {name!r} returns scores that are not finite; train it again")

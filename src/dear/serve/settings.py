@@ -28,7 +28,6 @@ class Limits:
     decode_bytes: int = 2**30  #: of memory that the decoder of an image may take
     seconds: float = 30.0  #: from the last byte of the request to its answer
     # of all requests together
-    connections: int = 512  #: open at once; then those that wait longest for a request are closed
     queued_images: int = 1024  #: waiting to be computed
     decoding_pixels: int = 100_000_000  #: being decoded at once
     held_bytes: int = 512 * 2**20  #: of bodies held in memory

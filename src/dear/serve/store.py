@@ -1,14 +1,16 @@
-"""The adapters of a runs folder: found, loaded when they are asked for, exchanged when they change.
+"""The adapters of a runs folder: loaded at their first request, replaced when their run changes.
 
 A finished run in the folder is an adapter with the folder's name. The folder is scanned regularly: a
 new run is served without a restart, a changed one replaces the old between two batches, and one that cannot
-be read is refused with an error message while the old one stays.
+be read is refused while the old one stays.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import os
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -18,6 +20,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from dear.clip.model import Clip
 from dear.errors import DearError, RunError
@@ -38,14 +42,13 @@ _PATIENCE = (0.05, 0.1, 0.2, 0.4, 0.0)  # seconds after failed attempts to load 
 
 @dataclass(frozen=True)
 class Card:
-    """What can be told of an adapter without loading it."""
+    """Facts about an adapter that are known without loading it."""
 
     name: str
     version: str  #: changes when a file of the run changes
     method: str
     classes: tuple[str, ...]
-    trained: str  #: when, ISO 8601
-    figures: Mapping[str, Any]  #: of the evaluations that the run's folder holds
+    body: bytes  #: JSON for clients (`schemas.ModelCard`)
     kind: str  #: adapters of one kind differ in learned values alone: recorded batches serve all of them
 
 
@@ -58,7 +61,7 @@ class Adapter:
         self.names = frozenset(card.classes)
         self.prepared = False  #: whether the texts of its classes are encoded
         self.preparing: asyncio.Task[None] | None = None
-        self.rows: Rows | None = None  #: what is known of them
+        self.rows: Rows | None = None  #: of its classes
 
     @property
     def method(self) -> Method:
@@ -83,7 +86,7 @@ class AdapterStore:
 
     def __init__(self, folder: Path, clip: Clip, most_loaded: int = 1000, precision: str = "auto") -> None:
         if not folder.is_dir():
-            raise RunError(f"{folder}: is not a folder; name one that holds run folders")
+            raise RunError(f"{folder}: must be a folder of run folders")
         self.folder, self.clip, self.most_loaded, self.precision = folder, clip, most_loaded, precision
         self._cards: dict[str, Card] = {}
         self._loaded: OrderedDict[str, Adapter] = OrderedDict()
@@ -115,41 +118,41 @@ class AdapterStore:
         with self._lock:
             if name in self._cards:
                 return self._cards[name]
-            reason = self._problems.get(name)
-        if reason is not None:
-            raise Refused(409, f"the adapter {name!r} cannot be served: {reason}")
-        raise Refused(404, f"no adapter is called {name!r}")
+            known = name in self._problems
+        if known:
+            raise _cannot_be_served(name)
+        raise Refused(404, f"no adapter {name[:100]!r}")
 
     def one_of_each_kind(self, most: int) -> list[Adapter]:
-        """An adapter of each of the most frequent kinds, loaded; those that cannot be loaded are problems."""
+        """A loaded adapter of each of the `most` most frequent kinds."""
         cards = self.cards()
-        found = []
+        adapters = []
         for kind, _ in Counter(card.kind for card in cards).most_common(most):
             with suppress(Refused):
-                found.append(self.get(next(card.name for card in cards if card.kind == kind)))
-        return found
+                adapters.append(self.get(next(card.name for card in cards if card.kind == kind)))
+        return adapters
 
     # -- the folder -------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Look at the folder: new, changed and removed runs."""
-        found = {path.name: path for path in sorted(self.folder.iterdir()) if is_run(path)}
+        """Scan the folder for new, changed and removed runs."""
+        runs = {path.name: path for path in sorted(self.folder.iterdir()) if is_run(path)}
         with self._lock:
-            gone = [name for name in {*self._cards, *self._problems} if name not in found]
-        if gone:
+            missing = [name for name in {*self._cards, *self._problems} if name not in runs]
+        if missing:
             time.sleep(_GONE_SECONDS)
         with self._lock:
-            for name in gone:
+            for name in missing:
                 if not is_run(self.folder / name):
                     self._forget(name)
                     self._problems.pop(name, None)
-            self._unloaded &= set(found)
-        for name, path in found.items():
+            self._unloaded &= set(runs)
+        for name, path in runs.items():
             if name not in self._unloaded:
-                self._look(name, path)
+                self._update(name, path)
 
-    def _look(self, name: str, path: Path) -> None:
-        """Take over a run that is new or has changed."""
+    def _update(self, name: str, path: Path) -> None:
+        """Serve a run that is new or has changed."""
         try:
             version = run_version(path)
             with self._lock:
@@ -162,7 +165,7 @@ class AdapterStore:
             adapter = self.load_adapter(card, path) if known is not None and ready else None
         except (DearError, OSError) as error:
             with self._lock:
-                self._problems[name] = str(error)
+                self._problems[name] = self._reason(error)
             return
         self.take(card, adapter)
 
@@ -182,20 +185,27 @@ class AdapterStore:
             self._loaded.popitem(last=False)
 
     def read_card(self, name: str, path: Path, version: str) -> Card:
-        """What can be told of a run without loading it."""
+        """Facts about a run that are known without loading it."""
         config, metrics = read_config(path), read_metrics(path)
         if config.identity != self.clip.identity:
             raise RunError(f"{path}: was trained on {config.backbone}, not on {self.clip.name}")
-        if len(config.classes) > _MOST_CLASSES:
-            raise RunError(f"{path}: has {len(config.classes):,} classes; {_MOST_CLASSES:,} can be served")
-        when = datetime.fromtimestamp((path / "adapter.safetensors").stat().st_mtime, UTC)
         classes = tuple(config.classes)
+        if len(classes) > _MOST_CLASSES:
+            raise RunError(f"{path}: a run may have {_MOST_CLASSES:,} classes, got {len(classes):,}")
+        repeated = [name for name, count in Counter(classes).items() if count > 1]
+        if repeated:
+            raise RunError(f"{path / 'config.json'}: classes must differ, got {repeated[0]!r} twice")
         change = config.correction
         kind = repr((
             config.method, sorted(config.options.items()), config.roles_digest, change and change.get("heads")
         ))  # fmt: skip
-        trained = when.isoformat(timespec="seconds")
-        return Card(name, version, config.method, classes, trained, _figures(metrics), kind)
+        trained = _trained(path, metrics)
+        body = {
+            "id": name, "object": "model", "created": int(trained.timestamp()), "owned_by": "dear",
+            "trained": trained.isoformat(timespec="seconds"), "version": version, "method": config.method,
+            "classes": classes, "figures": _figures(metrics),
+        }  # fmt: skip
+        return Card(name, version, config.method, classes, msgspec.json.encode(body), kind)
 
     def load_adapter(self, card: Card, path: Path) -> Adapter:
         """The adapter of a run, which must still be the run of the card when it is loaded."""
@@ -212,37 +222,44 @@ class AdapterStore:
     # -- adapters ---------------------------------------------------------------------------------
 
     def get(self, name: str) -> Adapter:
-        """The adapter, loaded; this may take a while the first time."""
+        """The adapter, loaded; the first time this may take a while."""
         with self._lock:
             gate = self._loading.setdefault(name, threading.Lock())
-        reason: Exception | None = None
-        for patience in _PATIENCE:
-            if (adapter := self._ready(self.card(name))) is not None:
-                return adapter
-            with gate:  # two requests for one adapter load it once
+        with gate:  # two requests for one adapter load it once
+            error: Exception | None = None
+            for patience in _PATIENCE:
                 card = self.card(name)
-                if (adapter := self._ready(card)) is not None:
+                adapter = self._ready(card)
+                if adapter is not None:
                     return adapter
-                failed, until = self._failed.get(name, ("", 0.0))
-                if failed == card.version and time.monotonic() < until:
-                    raise Refused(409, f"the adapter {name!r} cannot be served: {self._problems.get(name)}")
+                version, until = self._failed.get(name, ("", 0.0))
+                if version == card.version and time.monotonic() < until:
+                    raise _cannot_be_served(name)
                 try:
                     adapter = self.load_adapter(card, self.folder / name)
-                except (DearError, OSError) as error:
-                    reason = error
-                else:
-                    with self._lock:
-                        if self._cards.get(name) is card:  # else the run was exchanged meanwhile
-                            self._keep(adapter)
-                            return adapter
-                        reason = RunError(f"{self.folder / name}: changed while it was read")
-            time.sleep(patience)  # a run that is being exchanged is there again in a moment
-            if is_run(self.folder / name):
-                self._look(name, self.folder / name)
+                    if self._keep_current(card, adapter):
+                        return adapter
+                except (DearError, OSError) as failure:
+                    error = failure
+                time.sleep(patience)  # a run that is being replaced is there again in a moment
+                if is_run(self.folder / name):
+                    self._update(name, self.folder / name)
+            with self._lock:
+                self._problems[name] = self._reason(error or RunError("changed while it was read"))
+                self._failed[name] = (card.version, time.monotonic() + _RETRY_SECONDS)
+            raise _cannot_be_served(name) from error
+
+    def _keep_current(self, card: Card, adapter: Adapter) -> bool:
+        """Keep a loaded adapter unless its run was replaced meanwhile."""
         with self._lock:
-            self._problems[name] = str(reason)
-            self._failed[name] = (card.version, time.monotonic() + _RETRY_SECONDS)
-        raise Refused(409, f"the adapter {name!r} cannot be served: {reason}") from reason
+            current = self._cards.get(card.name) is card
+            if current:
+                self._keep(adapter)
+            return current
+
+    def _reason(self, error: Exception) -> str:
+        """An error's sentence without the place of the folder on this machine."""
+        return str(error).replace(f"{self.folder}{os.sep}", "")
 
     def ready(self, name: str) -> Adapter | None:
         """The adapter if it is loaded."""
@@ -271,22 +288,33 @@ class AdapterStore:
             self._failed.pop(name, None)
         path = self.folder / name
         if not is_run(path):
-            raise Refused(404, f"the runs folder holds no finished run called {name!r}")
-        self._look(name, path)
+            raise Refused(404, f"the runs folder has no finished run {name!r}")
+        self._update(name, path)
         return self.get(name)
+
+
+def _cannot_be_served(name: str) -> Refused:
+    return Refused(409, f"adapter {name!r} cannot be served; the log of the service has the reason")
+
+
+def _trained(path: Path, metrics: Mapping[str, Any]) -> datetime:
+    """When a run was trained: as it says itself, else when its tensors were written."""
+    with suppress(KeyError, TypeError, ValueError):
+        return datetime.fromisoformat(metrics["trained"]).astimezone(UTC)
+    return datetime.fromtimestamp((path / "adapter.safetensors").stat().st_mtime, UTC)
 
 
 def _figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The evaluations among a run's metrics, as many as fit into a listing."""
-    found: dict[str, Any] = {}
-    left = _MOST_FIGURE_BYTES
+    figures: dict[str, Any] = {}
+    size = 0
     for key, value in metrics.items():
         if key.startswith("evaluation of "):
-            left -= len(json.dumps({key: value}))
-            if left < 0:
+            size += len(json.dumps({key: value}))
+            if size > _MOST_FIGURE_BYTES:
                 break
-            found[key] = value
-    return found
+            figures[key] = value
+    return figures
 
 
 def is_run(path: Path) -> bool:
@@ -295,7 +323,9 @@ def is_run(path: Path) -> bool:
 
 
 def run_version(path: Path) -> str:
-    """A word that changes when the run's files do."""
+    """The date of a run's newest file and a digest that changes when a file does: 2026-11-18-3fa9c1d2."""
     names = [name for name in FILES if name != "log.jsonl" and (path / name).is_file()]
     stamps = [(path / name).stat() for name in names]
-    return "-".join(f"{stamp.st_mtime_ns:x}.{stamp.st_size:x}" for stamp in stamps)
+    words = [f"{name} {stamp.st_mtime_ns} {stamp.st_size}" for name, stamp in zip(names, stamps, strict=True)]
+    newest = datetime.fromtimestamp(max(stamp.st_mtime for stamp in stamps), UTC)
+    return f"{newest:%Y-%m-%d}-{hashlib.sha256(' '.join(words).encode()).hexdigest()[:8]}"

@@ -1,4 +1,4 @@
-"""What callers use at once: requests, requests per second, and bytes of bodies held in memory."""
+"""Limits of callers: requests at once, requests per second, and bytes of bodies held in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Traffic:
         self.limits = limits
         self._requests: dict[str, int] = {}
         self._bytes: dict[str, int] = {}
-        self._tokens: dict[str, tuple[float, float]] = {}  # what is left of a caller's rate, and when
+        self._tokens: dict[str, tuple[float, float]] = {}  # of a caller, and when they were counted
 
     @contextmanager
     def request(self, caller: Caller) -> Iterator[None]:
@@ -29,7 +29,6 @@ class Traffic:
         count = self._requests.get(caller.name, 0)
         if count >= most:
             raise Refused(429, f"{count} requests of this key are being answered; try again", retry_after=1)
-        self._spend(caller)
         self._requests[caller.name] = count + 1
         try:
             yield
@@ -38,32 +37,32 @@ class Traffic:
             if not self._requests[caller.name]:
                 del self._requests[caller.name]
 
-    def _spend(self, caller: Caller) -> None:
-        """Take one from what the caller's rate allows; a second's worth may be saved up."""
+    def count(self, caller: Caller) -> None:
+        """Count a request against the caller's rate; what one second allows may be saved up."""
         rate = self.limits.rate if caller.rate is None else caller.rate
         if rate == float("inf"):
             return
         now, most = time.monotonic(), max(1.0, rate)
-        left, since = self._tokens.get(caller.name, (most, now))
-        left = min(most, left + rate * (now - since))
-        if left < 1:
-            wait = (1 - left) / rate
-            raise Refused(429, f"more than {rate:g} requests per second", retry_after=max(1, round(wait)))
+        tokens, since = self._tokens.get(caller.name, (most, now))
+        tokens = min(most, tokens + rate * (now - since))
+        if tokens < 1:
+            wait = max(1, round((1 - tokens) / rate))
+            raise Refused(429, f"this key may send {rate:g} requests per second; try again", wait)
         if len(self._tokens) >= _MOST_REMEMBERED:
             self._tokens.clear()
-        self._tokens[caller.name] = (left - 1, now)
+        self._tokens[caller.name] = (tokens - 1, now)
 
     def hold(self, caller: str, count: int) -> None:
-        """Note bytes of a body that are held; negative: given back.
+        """Count bytes of a body that are held; negative: released.
 
-        One caller may hold half of all; where others hold all, one that holds little may go on.
+        One caller may hold half of all; if others hold all, one that holds little may go on.
         """
-        own, most = self._bytes.get(caller, 0) + count, self.limits.held_bytes
+        held, most = self._bytes.get(caller, 0) + count, self.limits.held_bytes
         full = sum(self._bytes.values()) + count > most
         share = most // (2 * len({*self._bytes, caller}))
-        if count > 0 and (own > max(most // 2, self.limits.upload_bytes) or (full and own > share)):
+        if count > 0 and (held > max(most // 2, self.limits.upload_bytes) or (full and held > share)):
             raise Refused(429, "too many bytes of requests are held; try again", retry_after=1)
-        if own:
-            self._bytes[caller] = own
+        if held:
+            self._bytes[caller] = held
         else:
             self._bytes.pop(caller, None)

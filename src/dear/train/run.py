@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,7 @@ def _train(
     metrics = {
         "steps": loop.steps,
         "seconds": round(seconds(), 3),
+        "trained": datetime.now(UTC).isoformat(timespec="seconds"),
         "trainable_parameters": method.learned_parameters,
         "loss": loop.lines[-1] if loop.lines else None,
         **plain(method.facts()),

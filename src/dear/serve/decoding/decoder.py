@@ -1,9 +1,9 @@
-"""Images of requests, decoded by processes that a hostile file can neither hold nor take along.
+"""Images of requests, decoded by processes that a hostile file can neither occupy nor take down with it.
 
 A decoder may take minutes or gigabytes for a small file. What an image will cost is read from its header
-first (`dear.images.headers`) and taken from a budget; the file then goes to a process that has a memory
-limit and is killed at a deadline (`dear.serve.decode_process`). Callers take turns, and large images never
-occupy the last process.
+first (`Decoding.cost`) and taken from a budget; the file then goes to a process that has a memory limit and
+is killed at a deadline (`dear.serve.decoding.worker`). Callers take turns, and large images never occupy the
+last process.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dear.images import jpeg
-from dear.serve.decode_process import MOST_AT_ONCE, Decoding, Worker
-from dear.serve.errors import Refused, stopping
-from dear.serve.tracing import add_split
+from dear.serve.decoding.pixels import Cost, Decoding
+from dear.serve.decoding.process import MOST_AT_ONCE
+from dear.serve.decoding.worker import Worker
+from dear.serve.errors import Refused, shutting_down
+from dear.serve.stages import add_split
 from dear.serve.turns import FairQueue
 
-__all__ = ["Decoder", "Decoding", "Upload"]
 _LARGE = 8_000_000  # pixels; such an image never takes the last idle process
-_SMALL = 2_000_000  # pixels; where many images wait, a process gets several of such a size at once
 _BASE_COST = 100_000  # pixels that the way to a process and back is worth
 _MOST_FAILED = 5  # starts of processes in a row, after which waiting files are refused
 
 
 @dataclass(frozen=True)
 class Upload:
-    """One image as it came."""
+    """An image file of a request and what it costs to decode (`Decoding.cost`)."""
 
     name: str
     content: bytes
+    cost: Cost
 
 
 @dataclass(eq=False)
@@ -41,7 +41,6 @@ class Task:
     """An image that waits for a process."""
 
     upload: Upload
-    cost: int
     caller: str
     future: asyncio.Future[Tensor | Refused]
     tries: int = 0
@@ -49,11 +48,8 @@ class Task:
 
     @property
     def quick(self) -> bool:
-        """Whether its decoding surely takes a moment: a small JPEG file of one scan, not tried before."""
-        if self.tries or self.cost > _SMALL:
-            return False
-        header = jpeg.read_header(self.upload.content)
-        return header is not None and header.plain
+        """Whether its decoding surely takes a moment, and no process ended with it."""
+        return self.upload.cost.quick and not self.tries
 
 
 class Decoder:
@@ -85,40 +81,32 @@ class Decoder:
     @property
     def starting(self) -> bool:
         """Whether processes were started and none is ready yet."""
-        return bool(self._workers) and not any(worker.pid for worker in self._workers)
+        return bool(self._workers) and not any(worker.ready for worker in self._workers)
 
-    def standing(self, seconds: float) -> bool:
+    def is_stalled(self, seconds: float) -> bool:
         """Whether files wait and none was finished for that long."""
         waiting = len(self._queue) or any(worker.tasks for worker in self._workers)
         return bool(waiting) and time.monotonic() - self._progress > seconds
 
     async def decode(self, uploads: Sequence[Upload], caller: str = "") -> list[Tensor | Refused]:
-        """All images of a request; in the place of one that cannot be decoded, why."""
-        costs: list[int | Refused] = []
-        for upload in uploads:
-            try:
-                costs.append(self.how.cost(upload.content))
-            except Refused as error:
-                costs.append(_named(upload, error))
-        total, most = (
-            sum(cost for cost in costs if not isinstance(cost, Refused)),
-            self.how.limits.request_pixels,
-        )
+        """All images of a request; in the place of one that cannot be decoded, the reason."""
+        costs = [upload.cost for upload in uploads]
+        total, most = sum(cost.pixels for cost in costs if cost.known), self.how.limits.request_pixels
         if total > most:
-            raise Refused(413, f"the images have {total:,} pixels together; {most:,} are allowed; send fewer")
+            raise Refused(413, f"the images of a request may have {most:,} pixels together, got {total:,}")
         if self._closed:
-            raise stopping()
+            raise shutting_down()
         loop = self._on_this_loop()
         if not len(self._queue) and not any(worker.tasks for worker in self._workers):
             self._progress = time.monotonic()
         pending: list[Refused | asyncio.Future[Tensor | Refused]] = []
         tasks, since = [], time.perf_counter()
-        for upload, cost in zip(uploads, costs, strict=True):
-            if isinstance(cost, Refused):
-                pending.append(cost)
+        for upload in uploads:
+            if upload.cost.refusal is not None:
+                pending.append(_named(upload, upload.cost.refusal))
                 continue
-            task = Task(upload, cost, caller, loop.create_future())
-            self._queue.put(caller, cost + _BASE_COST, task)
+            task = Task(upload, caller, loop.create_future())
+            self._queue.put(caller, upload.cost.pixels + _BASE_COST, task)
             pending.append(task.future)
             tasks.append(task)
         self.dispatch()
@@ -137,7 +125,7 @@ class Decoder:
         for worker in self._workers:
             worker.kill()
         if self._loop is not None and self._loop.is_running():
-            self._loop.call_soon_threadsafe(self._refuse_all, stopping())
+            self._loop.call_soon_threadsafe(self._refuse_all, shutting_down())
 
     def _refuse_all(self, reason: Refused) -> None:
         for task in self._queue.clear():
@@ -175,7 +163,7 @@ class Decoder:
             if task is None:
                 break
             if not task.future.done():
-                self._pixels += task.cost
+                self._pixels += task.upload.cost.pixels
                 task.began = task.began or time.perf_counter()
                 tasks.append(task)
                 length += len(task.upload.content)
@@ -185,27 +173,27 @@ class Decoder:
 
     def _fits(self, task: Task) -> bool:
         """Whether an image may be decoded now: its pixels are there, and it is small or not the last."""
-        busy = sum(bool(worker.tasks) for worker in self._workers)
+        pixels, busy = task.upload.cost.pixels, sum(bool(worker.tasks) for worker in self._workers)
         last = busy >= self._most_workers - 1 and self._most_workers > 1
-        return self._pixels + task.cost <= self._budget and not (last and task.cost > _LARGE)
+        return self._pixels + pixels <= self._budget and not (last and pixels > _LARGE)
 
     def released(self, task: Task) -> None:
         """A process is done with a file."""
-        self._pixels -= task.cost
+        self._pixels -= task.upload.cost.pixels
         self._progress = time.monotonic()
 
     def again(self, task: Task, reason: Refused) -> None:
         """Try a file once more whose process was ended or held up by something else."""
         if task.tries or self._closed:
-            self.finish(task, stopping() if self._closed else reason)
+            self.finish(task, shutting_down() if self._closed else reason)
         else:
             task.tries += 1
             self._queue.put(task.caller, _BASE_COST, task)
 
-    def finish(self, task: Task, found: Tensor | Refused) -> None:
+    def finish(self, task: Task, answer: Tensor | Refused) -> None:
         """Answer whoever waits for a file."""
         if not task.future.done():
-            task.future.set_result(_named(task.upload, found) if isinstance(found, Refused) else found)
+            task.future.set_result(_named(task.upload, answer) if isinstance(answer, Refused) else answer)
 
     def ended(self, worker: Worker, started: bool) -> None:
         """A process is gone; `started`: it was ready before."""

@@ -1,0 +1,145 @@
+"""Middleware around all routes: request ids, log lines, counters, and limits on headers and bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import re
+import time
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dear.serve.errors import Refused, shutting_down
+from dear.serve.metrics import Metrics
+from dear.serve.stages import collect_stages, server_timing
+from dear.serve.traffic import Traffic
+
+LOG = logging.getLogger("dear.serve")
+CLIENT_LEFT = 499  #: in logs and counters: the client disconnected before its request had arrived
+_CLOSE = {"connection": "close"}
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class RequestMiddleware:
+    """ASGI middleware; neither image content nor keys are ever logged."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, traffic: Traffic) -> None:
+        self.app, self.metrics, self.traffic = app, metrics, traffic
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        headers = dict(scope["headers"])
+        sent_id = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = sent_id if _ID.fullmatch(sent_id) else f"{random.getrandbits(128):032x}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = 0
+
+        async def respond(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message.setdefault("headers", []).append((b"x-request-id", request_id.encode()))
+                if stages:
+                    message["headers"].append((b"server-timing", server_timing(stages)))
+            await send(message)
+
+        async def refuse(error: Refused) -> None:
+            if not status:
+                await response_of(error, **_CLOSE)(scope, receive, respond)
+
+        body = _Body(scope, headers.get(b"content-length", b""), receive, self.traffic)
+        with collect_stages() as stages:
+            try:
+                refusal = self._refusal(scope, headers)
+                if refusal is not None:
+                    await refuse(refusal)
+                else:
+                    await self.app(scope, body.receive, respond)
+            except asyncio.CancelledError:  # the drain limit is over
+                await refuse(shutting_down())
+                raise
+            except ClientDisconnect:
+                status = status or CLIENT_LEFT
+            except Exception:
+                LOG.exception(json.dumps({"request": request_id, "failed": True}))
+                await refuse(Refused(500, f"the service failed; its log names request {request_id}"))
+            finally:
+                body.release()
+                self._record(scope, status, time.perf_counter() - began, stages)
+
+    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Refused | None:
+        """Why a request is refused by its headers alone; None if it is not."""
+        most = self.traffic.limits.header_bytes
+        size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        if size + len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"") > most:
+            return Refused(431, f"address and headers must have at most {most:,} bytes")
+        if b"upgrade" in headers:  # the parser takes what follows for another protocol
+            return Refused(400, "send the request without the header Upgrade; only HTTP/1.1 is served")
+        if b"transfer-encoding" in headers:  # one byte per chunk costs a thousand times its size
+            return Refused(411, "send the body with Content-Length, not in chunks")
+        return None
+
+    def _record(self, scope: Scope, status: int, seconds: float, stages: dict[str, float]) -> None:
+        route = getattr(scope.get("route"), "path", "none")
+        self.metrics.observe_request(route, status, seconds, stages)
+        client, state = scope.get("client"), scope["state"]
+        line = {
+            "request": state["request_id"],
+            "client": client[0] if client else None,
+            "key": state.get("key"),
+            "method": scope["method"],
+            "route": route,
+            "model": scope.get("path_params", {}).get("name"),
+            "status": status,
+            "seconds": round(seconds, 4),
+        }
+        if stages:
+            line["stages"] = {name: round(part, 4) for name, part in stages.items()}
+        LOG.info(json.dumps(line))
+
+
+class _Body:
+    """`receive` with limits on the bytes of the body and on what all bodies hold."""
+
+    def __init__(self, scope: Scope, length: bytes, receive: Receive, traffic: Traffic) -> None:
+        self._receive, self._traffic, self._state = receive, traffic, scope["state"]
+        limits = traffic.limits
+        self._most = limits.upload_bytes if scope["path"].endswith("/upload") else limits.body_bytes
+        self._announced = int(length) if length.isdigit() and len(length) < 20 else 0
+        self._held, self._caller = 0, ""
+
+    async def receive(self) -> Message:
+        """The next event."""
+        if self._announced > self._most:
+            raise Refused(413, f"the body must have at most {self._most:,} bytes, got {self._announced:,}")
+        message = await self._receive()
+        if message["type"] == "http.request":
+            count = len(message.get("body", b""))
+            if self._held + count > self._most:
+                raise Refused(413, f"the body must have at most {self._most:,} bytes")
+            self._caller = self._caller or self._state.get("caller") or ""
+            self._traffic.hold(self._caller, count)
+            self._held += count
+        return message
+
+    def release(self) -> None:
+        """The request is answered; its bytes are no longer held."""
+        if self._held:
+            self._traffic.hold(self._caller, -self._held)
+
+
+def response_of(error: Refused, **headers: str) -> JSONResponse:
+    """A refusal as a response: its status and one sentence."""
+    if error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
+    return JSONResponse({"error": str(error)}, error.http_status, headers)

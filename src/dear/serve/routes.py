@@ -1,0 +1,382 @@
+"""The routes of the service."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, Response
+from torch import Tensor
+
+from dear.serve.archive import check_run_name
+from dear.serve.decoding import Upload
+from dear.serve.docs_page import docs_page
+from dear.serve.errors import Refused
+from dear.serve.galleries import search_by
+from dear.serve.keys import MANAGEMENT, Caller
+from dear.serve.requests import embedding_inputs, receive_body, requested_classes
+from dear.serve.schemas import (
+    Classified,
+    ClassifyOptions,
+    Compared,
+    CompareOptions,
+    EmbeddingList,
+    EmbeddingsOptions,
+    GalleryList,
+    ModelCard,
+    ModelList,
+    Problems,
+    Refusal,
+    Retrieved,
+    RetrieveOptions,
+    Status,
+    Unloaded,
+    request_body,
+)
+from dear.serve.service import Answer, Image, Service
+from dear.serve.store import Adapter
+
+REJECT_SHARE = 0.05  #: of images of known classes that a request with `reject` may refuse
+MOST_MODELS = 16  #: adapters of one request
+_PAGE_BYTES = 2**20  # of a page of adapters; a page has at least one
+router = APIRouter(responses={"4XX": {"model": Refusal}, "5XX": {"model": Refusal}})
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request of an identified caller."""
+
+    service: Service
+    caller: Caller
+
+
+def service_of(request: Request) -> Service:
+    """The service of an application."""
+    return cast(Service, request.app.state.service)
+
+
+def identify(request: Request) -> Call:
+    """Who sends a request; refused if its key has no access to the adapter of the path.
+
+    A function that routes call: as a dependency of FastAPI it would cost every request 40 microseconds.
+    """
+    service = service_of(request)
+    caller = service.keys.caller(request.headers.get("authorization"), _client(request))
+    state = request.scope["state"]
+    state["caller"], state["key"] = caller.name, caller.name if service.keys.required else None
+    service.traffic.count(caller)
+    if "name" in request.path_params:
+        _require_access(caller, request.path_params["name"])
+    return Call(service, caller)
+
+
+def manage(request: Request) -> Service:
+    """The service; refused without the management key."""
+    service = service_of(request)
+    service.keys.check_management(request.headers.get("authorization"))
+    request.scope["state"].update(caller=MANAGEMENT, key=MANAGEMENT)
+    if "name" in request.path_params:
+        check_run_name(request.path_params["name"])
+    return service
+
+
+def _client(request: Request) -> str:
+    return request.client.host if request.client else "unknown"
+
+
+def _require_access(caller: Caller, model: str) -> None:
+    if not caller.can_access(model):
+        raise Refused(403, f"this key has no access to adapter {model[:100]!r}")
+
+
+# -- answers ------------------------------------------------------------------------------------------
+
+
+@router.post(
+    "/v1/models/{name}/classify", response_model=Classified, openapi_extra=request_body(ClassifyOptions)
+)
+async def classify(request: Request, name: str, explain: Literal["roles"] | None = None) -> Response:
+    """Classes of images, most probable first."""
+    call = identify(request)
+    service, caller = call.service, call.caller
+    with service.traffic.request(caller):
+        service.store.card(name)  # before the body is read
+        uploads, options = await service.reader.read(request, ClassifyOptions, caller.name)
+        _require_images(uploads)
+        async with service.time_limit():
+            images = await service.decoder.decode(uploads, caller.name)
+            adapter, bodies = await _classify(call, name, images, options, explain is not None)
+    return _json(_reply(adapter, _per_image(uploads, bodies)))
+
+
+@router.post("/v1/classify", response_model=Compared, openapi_extra=request_body(CompareOptions))
+async def compare(request: Request) -> Response:
+    """Classes of images by several adapters; every image is decoded once."""
+    call = identify(request)
+    service, caller = call.service, call.caller
+    with service.traffic.request(caller):
+        uploads, options = await service.reader.read(request, CompareOptions, caller.name)
+        _require_images(uploads)
+        if not 1 <= len(options.models) <= MOST_MODELS or len(set(options.models)) < len(options.models):
+            raise Refused(400, f"models must be 1 to {MOST_MODELS} different names of adapters")
+        for name in options.models:
+            _require_access(caller, name)
+            service.store.card(name)
+        async with service.time_limit():
+            images = await service.decoder.decode(uploads, caller.name)
+            results = [
+                _reply(adapter, _per_image(uploads, bodies))
+                for adapter, bodies in [
+                    await _classify(call, name, images, options, explain=False) for name in options.models
+                ]
+            ]
+    return _json({"results": results})
+
+
+async def _classify(
+    call: Call, name: str, images: Sequence[Image], options: ClassifyOptions, explain: bool
+) -> tuple[Adapter, list[dict[str, Any] | Refused]]:
+    """The adapter and its answers, one per image."""
+    service, caller = call.service, call.caller.name
+    adapter = await service.adapter(name)
+    classes = requested_classes(options.classes, adapter.card.classes)
+    answerer = await service.on_classes(adapter, classes, caller)
+    share = REJECT_SHARE if options.reject else None
+    answers = await service.answers(images, adapter, answerer, options.top, share, caller)
+    bars = await service.role_bars(images, answerer, caller) if explain else []
+    best = [one.classes[0] for one in answers if not isinstance(one, Refused)]
+    service.metrics.observe_answers(name, adapter.names, best)
+    bodies = [one if isinstance(one, Refused) else _answer(one) for one in answers]
+    for body, parts in zip(bodies, bars, strict=False):
+        if isinstance(body, dict) and isinstance(parts, dict):
+            body["explanation"] = parts
+    return adapter, bodies
+
+
+@router.post(
+    "/v1/models/{name}/retrieve", response_model=Retrieved, openapi_extra=request_body(RetrieveOptions)
+)
+async def retrieve(request: Request, name: str) -> Response:
+    """Images of a stored gallery that are most like an image, per attribute."""
+    call = identify(request)
+    service, caller = call.service, call.caller
+    with service.traffic.request(caller):
+        service.store.card(name)
+        uploads, options = await service.reader.read(request, RetrieveOptions, caller.name)
+        _require_images(uploads)
+        async with service.time_limit():
+            adapter = await service.adapter(name)
+            gallery = service.galleries.name_of(options.gallery)
+            search = search_by(adapter, options.by, service.clip)
+            images = await service.decoder.decode(uploads, caller.name)
+            where = (gallery, options.attribute, options.top)
+            matches = await service.matches(images, search, *where, caller=caller.name)
+    bodies = [one if isinstance(one, Refused) else {"attributes": one} for one in matches]
+    return _json({"gallery": gallery, **_reply(adapter, _per_image(uploads, bodies))})
+
+
+@router.post("/v1/embeddings", response_model=EmbeddingList, openapi_extra=request_body(EmbeddingsOptions))
+async def embeddings(request: Request) -> Response:
+    """Unit features of images and texts under the frozen backbone, in OpenAI's form."""
+    call = identify(request)
+    service, caller = call.service, call.caller
+    with service.traffic.request(caller):
+        uploads, options = await service.reader.read(request, EmbeddingsOptions, caller.name)
+        inputs = embedding_inputs(options)
+        is_image = [one.startswith("data:") for one in inputs]
+        if not any(is_image):  # files of a form come first
+            is_image = [True] * len(uploads) + is_image
+        if not is_image:
+            raise Refused(400, "input must be a text, a data: URL of an image, or a list of these")
+        service.check_embedding_model(options.model, options.dimensions)
+        texts = [one for one in inputs if not one.startswith("data:")]
+        async with service.time_limit():
+            images = await service.decoder.decode(uploads, caller.name)
+            refused = [one for one in images if isinstance(one, Refused)]
+            if refused:
+                raise refused[0]
+            image_rows = iter(await service.features(images, caller.name))
+            features, tokens = await service.text_features(texts, caller.name)
+    text_rows = iter(features)
+    rows = [cast(Tensor, next(image_rows if image else text_rows)) for image in is_image]
+    encode: Callable[[Tensor], Any] = _base64 if options.encoding_format == "base64" else Tensor.tolist
+    data = [{"object": "embedding", "index": n, "embedding": encode(row)} for n, row in enumerate(rows)]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return _json({"object": "list", "data": data, "model": service.backbone, "usage": usage})
+
+
+def _require_images(uploads: Sequence[Upload]) -> None:
+    if not uploads:
+        raise Refused(400, "the request has no image; send at least one")
+
+
+def _per_image(uploads: Sequence[Upload], answers: Sequence[dict[str, Any] | Refused]) -> list[Any]:
+    """The answer of each image; of one that cannot be read the reason, unless there is no other."""
+    refused = [one for one in answers if isinstance(one, Refused)]
+    if refused and len(refused) == len(answers):
+        raise refused[0]
+    return [
+        {"image": upload.name, **({"error": str(one)} if isinstance(one, Refused) else one)}
+        for upload, one in zip(uploads, answers, strict=True)
+    ]
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    classes = [{"name": name, "probability": value} for name, value in answer.classes]
+    rejected = {} if answer.rejected is None else {"rejected": answer.rejected}
+    return {"classes": classes, **rejected}
+
+
+def _reply(adapter: Adapter, answers: list[Any]) -> dict[str, Any]:
+    return {"model": adapter.card.name, "version": adapter.card.version, "answers": answers}
+
+
+def _json(value: Any) -> Response:
+    """A response that is encoded at once: the framework would validate every number first."""
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _base64(row: Tensor) -> str:
+    return base64.b64encode(row.numpy().astype("<f4").tobytes()).decode()
+
+
+# -- adapters -----------------------------------------------------------------------------------------
+
+
+@router.get("/v1/models", response_model=ModelList)
+async def models(
+    request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 100, after: str = ""
+) -> Response:
+    """Adapters that this key has access to, by name."""
+    call = identify(request)
+    can_access = call.caller.can_access
+    cards = [card for card in call.service.store.cards() if card.name > after and can_access(card.name)]
+    page: list[bytes] = []
+    size = 0
+    for card in cards[:limit]:
+        size += len(card.body)
+        if page and size > _PAGE_BYTES:
+            break
+        page.append(card.body)
+    more = b"true" if len(page) < len(cards) else b"false"
+    body = b'{"object":"list","data":[' + b",".join(page) + b'],"has_more":' + more + b"}"
+    return Response(body, media_type="application/json")
+
+
+@router.get("/v1/models/{name}", response_model=ModelCard)
+async def model(request: Request, name: str) -> Response:
+    """One adapter."""
+    return Response(identify(request).service.store.card(name).body, media_type="application/json")
+
+
+@router.get("/v1/galleries", response_model=GalleryList)
+async def galleries(request: Request) -> dict[str, Any]:
+    """Names of the stored galleries."""
+    return {"galleries": list(identify(request).service.galleries.names)}
+
+
+@router.post("/v1/models/{name}/load", response_model=ModelCard)
+async def load(request: Request, name: str) -> Response:
+    """Serve a run of the folder, loaded at once (management)."""
+    service = manage(request)
+    adapter = await service.manage(service.store.load, name)
+    return Response(adapter.card.body, media_type="application/json")
+
+
+@router.post("/v1/models/{name}/unload", response_model=Unloaded)
+async def unload(request: Request, name: str) -> dict[str, Any]:
+    """Stop serving a run; its folder stays (management)."""
+    manage(request).store.unload(name)
+    return {"unloaded": name}
+
+
+@router.put(
+    "/v1/models/{name}/upload",
+    response_model=ModelCard,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def upload(request: Request, name: str) -> Response:
+    """Put a run into the folder: a zip archive of its files (management)."""
+    service = manage(request)
+    body = await receive_body(request, service.settings.limits)
+    card = await service.manage(service.install, body, name)
+    return Response(card.body, media_type="application/json")
+
+
+@router.get("/v1/management/problems", response_model=Problems)
+async def problems(request: Request) -> dict[str, Any]:
+    """Runs that are not served, and why (management)."""
+    return {"problems": manage(request).store.problems()}
+
+
+# -- operation ----------------------------------------------------------------------------------------
+
+
+@router.get("/health/live", response_model=Status)
+async def live() -> Response:
+    """The process answers."""
+    return Response(b'{"status":"live"}', media_type="application/json")
+
+
+@router.get("/health/ready", response_model=Status, response_model_exclude_none=True)
+async def ready(request: Request) -> dict[str, Any]:
+    """Requests are answered; a key also sees the number of adapters."""
+    service = service_of(request)
+    reason = service.unready()
+    if reason is not None:
+        raise Refused(503, reason, retry_after=1)
+    try:
+        service.keys.any_caller(request.headers.get("authorization"), _client(request))
+    except Refused:
+        return {"status": "ready"}
+    return {"status": "ready", "adapters": len(service.store.cards()), "backbone": service.backbone}
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Counters in Prometheus' format; a key sees the adapters that it has access to."""
+    service = service_of(request)
+    can_access: Callable[[str], bool] | None = None
+    if not service.settings.open_metrics:
+        caller = service.keys.any_caller(request.headers.get("authorization"), _client(request))
+        service.traffic.count(caller)
+        can_access = caller.can_access
+    service.update_gauges()
+    return Response(service.metrics.text(can_access), media_type="text/plain; version=0.0.4")
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs(request: Request) -> HTMLResponse:
+    """The routes, for people."""
+    policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+    return HTMLResponse(_description(request)[1], headers=policy)
+
+
+@router.get("/openapi.json", include_in_schema=False)
+async def openapi(request: Request) -> Response:
+    """The routes, for programs."""
+    return Response(_description(request)[0], media_type="application/json")
+
+
+def _description(request: Request) -> tuple[bytes, bytes]:
+    """The OpenAPI description and the page about it, encoded once."""
+    state = request.app.state
+    if not hasattr(state, "description"):
+        schema = request.app.openapi()
+        bearer = {"type": "http", "scheme": "bearer", "description": "a key of the service"}
+        schema["components"]["securitySchemes"] = {"key": bearer}
+        for path, methods in schema["paths"].items():
+            if not path.startswith("/health"):
+                for method in methods.values():
+                    method["security"] = [{"key": []}]
+        state.description = msgspec.json.encode(schema), docs_page(schema).encode()
+    return cast(tuple[bytes, bytes], state.description)

@@ -1,0 +1,212 @@
+"""Request and response models: the schemas of `/openapi.json`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from pydantic import BaseModel, Field
+
+MOST_LISTED = 10_000  #: entries of any list; `Limits` bounds what a request may really have
+_Texts = Annotated[list[str], Meta(max_length=MOST_LISTED)]
+_IMAGE = "base64, or a data: URL; other URLs are never fetched"
+
+
+class ClassifyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A JSON request for classes; multipart requests have the same fields, and images as `files`."""
+
+    images: Annotated[_Texts, Meta(description=_IMAGE)] = []
+    top: Annotated[int, Meta(description="number of classes to list, at least 1")] = 5
+    classes: (
+        Annotated[_Texts, Meta(description="other classes; + before any name adds all to the trained ones")]
+        | None
+    ) = None
+    reject: Annotated[bool, Meta(description="mark images that belong to none of the classes")] = False
+
+
+class CompareOptions(ClassifyOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A JSON request for classes by several adapters."""
+
+    models: Annotated[_Texts, Meta(description="names of adapters")] = []
+
+
+class RetrieveOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A JSON request for similar images of a gallery."""
+
+    images: Annotated[_Texts, Meta(description=_IMAGE)] = []
+    top: Annotated[int, Meta(description="number of images to list, at least 1")] = 5
+    gallery: str | None = None
+    by: Annotated[str, Meta(description="features or heads")] = "features"
+    attribute: str | None = None
+
+
+class EmbeddingsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A JSON request for embeddings, as OpenAI's; multipart requests have images as `files`."""
+
+    input: Annotated[
+        str | _Texts, Meta(description="a text, a data: URL of an image, or a list of these")
+    ] = []
+    model: Annotated[str | None, Meta(description="the backbone; there is no other")] = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int | None, Meta(description="the length of the backbone's features")] = None
+    user: str | None = None
+
+
+Options = ClassifyOptions | CompareOptions | RetrieveOptions | EmbeddingsOptions
+
+
+class Refusal(BaseModel):
+    """A request that was refused."""
+
+    error: str
+
+
+class Status(BaseModel):
+    """Whether the service answers; the number of adapters and the backbone are for keys."""
+
+    status: Literal["live", "ready"]
+    adapters: int | None = None
+    backbone: str | None = None
+
+
+class ModelCard(BaseModel):
+    """An adapter."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="time of training, seconds since 1970")
+    owned_by: Literal["dear"] = "dear"
+    trained: str = Field(description="time of training, ISO 8601")
+    version: str = Field(description="changes when the run changes")
+    method: str
+    classes: list[str]
+    figures: dict[str, Any] = Field(description="evaluations of the run, by the name of the dataset")
+
+
+class ModelList(BaseModel):
+    """A page of adapters, by name."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+    has_more: bool = Field(description="whether another page follows: send the last id as `after`")
+
+
+class ClassProbability(BaseModel):
+    """A class and its probability."""
+
+    name: str
+    probability: float
+
+
+class ClassifiedImage(BaseModel):
+    """The classes of one image, or why there are none."""
+
+    image: str
+    classes: list[ClassProbability] | None = None
+    rejected: bool | None = None
+    explanation: dict[str, Any] | None = None
+    error: str | None = None
+
+
+class Classified(BaseModel):
+    """The answers of an adapter, one per image."""
+
+    model: str
+    version: str
+    answers: list[ClassifiedImage]
+
+
+class Compared(BaseModel):
+    """The answers of several adapters."""
+
+    results: list[Classified]
+
+
+class Match(BaseModel):
+    """An image of a gallery and its cosine similarity with the query."""
+
+    key: str
+    similarity: float
+
+
+class RetrievedImages(BaseModel):
+    """The images most like one image, by attribute, or why there are none."""
+
+    image: str
+    attributes: dict[str, list[Match]] | None = None
+    error: str | None = None
+
+
+class Retrieved(BaseModel):
+    """The answers of an adapter, one per image."""
+
+    gallery: str
+    model: str
+    version: str
+    answers: list[RetrievedImages]
+
+
+class GalleryList(BaseModel):
+    """Names of the stored galleries."""
+
+    galleries: list[str]
+
+
+class Embedding(BaseModel):
+    """Unit features of one input."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str = Field(description="base64: float32, little-endian")
+
+
+class Usage(BaseModel):
+    """Text tokens of a request."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(BaseModel):
+    """Embeddings in the order of the inputs; of a multipart request first its files, then its texts."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class Problems(BaseModel):
+    """Runs that are not served, and why."""
+
+    problems: dict[str, str]
+
+
+class Unloaded(BaseModel):
+    """An adapter that is no longer served."""
+
+    unloaded: str
+
+
+def request_body(options: type[Options]) -> dict[str, Any]:
+    """The OpenAPI description of a request, as multipart form and as JSON."""
+    _, components = msgspec.json.schema_components([options])
+    fields = dict(components[options.__name__]["properties"])
+    images = fields.pop("images", None)
+    files = {"files": {"type": "array", "items": {"type": "string", "format": "binary"}}}
+    forms = {
+        "application/json": fields if images is None else {"images": images, **fields},
+        "multipart/form-data": files | fields,
+    }
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                kind: {
+                    "schema": {"type": "object", "title": f"{options.__name__}{suffix}", "properties": own}
+                }
+                for (kind, own), suffix in zip(forms.items(), ("", "Form"), strict=True)
+            },
+        }
+    }
