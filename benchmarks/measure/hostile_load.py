@@ -107,7 +107,7 @@ def hostile_requests(
         return [httpx.post(classify, headers=headers, timeout=60, **request).status_code]
 
     def texts() -> list[int]:
-        body = {"texts": ["a"] * 256}
+        body = {"input": ["a"] * 256}
         return [httpx.post(f"{address}/v1/embeddings", json=body, headers=own, timeout=60).status_code]
 
     def images(contents: Sequence[bytes], **data: str) -> list[int]:
