@@ -153,8 +153,8 @@ class _View:
         raise pickle.UnpicklingError("a tensor is described wrongly")
 
 
-class _Same:
-    """Stands for the functions PyTorch wraps plain values in: answers with the value."""
+class _Passthrough:
+    """Placeholder for PyTorch's wrapper functions; returns its first argument."""
 
     def __new__(cls, value: Any = None, *_: object) -> Any:
         return value
@@ -166,10 +166,13 @@ class _Same:
 _KNOWN: dict[tuple[str, str], type] = {
     ("torch._utils", "_rebuild_tensor"): _View,
     ("torch._utils", "_rebuild_tensor_v2"): _View,
-    ("torch._utils", "_rebuild_parameter"): _Same,
-    ("torch.jit._pickle", "restore_type_tag"): _Same,
-    ("collections", "OrderedDict"): _Same,  # a tensor's backward hooks, always empty
-    **{("torch.jit._pickle", f"build_{kind}list"): _Same for kind in ("int", "double", "bool", "tensor")},
+    ("torch._utils", "_rebuild_parameter"): _Passthrough,
+    ("torch.jit._pickle", "restore_type_tag"): _Passthrough,
+    ("collections", "OrderedDict"): _Passthrough,  # a tensor's backward hooks, always empty
+    **{
+        ("torch.jit._pickle", f"build_{kind}list"): _Passthrough
+        for kind in ("int", "double", "bool", "tensor")
+    },
 }
 
 
@@ -184,7 +187,7 @@ class _Tree(pickle.Unpickler):
             return name
         if module.split(".", maxsplit=1)[0] == "__torch__":
             return _Module
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CLIP archive needs")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no CLIP archive needs")
 
     def persistent_load(self, pid: Any) -> Any:
         """A storage is only noted here; `_Records` reads it."""

@@ -59,7 +59,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint read into memory: the shape of the model and its tensors under `Clip`'s own names."""
+    """A checkpoint read into memory: the shape of the model and its tensors under `Clip`'s names."""
 
     config: ClipConfig
     state: dict[str, Tensor]
@@ -75,17 +75,17 @@ def read_checkpoint(path: Path, activation: str | None = None) -> Checkpoint:
     if activation is not None and activation not in ACTIVATIONS:
         raise UsageError(f"activation={activation!r} is not known; use one of {', '.join(ACTIVATIONS)}")
     try:
-        found = _read_folder(path, activation) if path.is_dir() else _read_file(path, activation)
+        checkpoint = _read_folder(path, activation) if path.is_dir() else _read_file(path, activation)
     except CheckpointError:
         raise
     except DearError as error:  # the file readers do not know that these files are checkpoints
         raise CheckpointError(str(error)) from error
-    towers = (found.config.vision, found.config.text)
+    towers = (checkpoint.config.vision, checkpoint.config.text)
     if activation is not None and any(tower.activation != activation for tower in towers):
         raise CheckpointError(
             f"{path}: says that its activation is {towers[0].activation}; leave activation={activation!r} out"
         )
-    return found
+    return checkpoint
 
 
 def _read_folder(folder: Path, activation: str | None) -> Checkpoint:
@@ -128,7 +128,7 @@ def _huggingface(tensors: dict[str, Tensor], folder: Path, weights: Path) -> Che
 
 
 def _tokenizer(folder: Path, config: ClipConfig) -> Tokenizer | None:
-    """CLIP's own tokenizer, or the one beside the weights."""
+    """CLIP's tokenizer, or the one next to the weights."""
     return tokenize if config.text.clean == "clip" else find_tokenizer(folder, config.text)
 
 
@@ -137,7 +137,7 @@ def _check_depth(config: ClipConfig, tensors: Mapping[str, Tensor], source: Path
     layers = config.vision.layers + config.text.layers
     if layers > len(tensors):
         raise CheckpointError(
-            f"{source}: asks for {layers} layers, but the weights are {len(tensors)} tensors"
+            f"{source}: declares {layers} layers, but the weights are {len(tensors)} tensors"
         )
 
 
@@ -150,7 +150,7 @@ def _openclip(tensors: dict[str, Tensor], config_path: Path, weights: Path) -> C
 
 
 def _read_file(path: Path, activation: str | None) -> Checkpoint:
-    """One weight file; its tensors' names tell the layout, a configuration beside it the rest."""
+    """One weight file: its tensors' names decide the layout, a configuration next to it the rest."""
     if not path.is_file():
         raise CheckpointError(f"{path}: no such checkpoint file or folder")
     if is_archive(path):
@@ -161,7 +161,7 @@ def _read_file(path: Path, activation: str | None) -> Checkpoint:
     if is_huggingface(tensors):
         if not (path.parent / HF_CONFIG).is_file():
             raise CheckpointError(
-                f"{path}: holds Hugging Face's tensors, which need their {HF_CONFIG} beside them"
+                f"{path}: holds Hugging Face's tensors, which need their {HF_CONFIG} next to them"
             )
         return _huggingface(tensors, path.parent, path)
     activation_unknown = weights.activation_unknown or path.name in OPENCLIP_WEIGHTS
@@ -169,7 +169,7 @@ def _read_file(path: Path, activation: str | None) -> Checkpoint:
         return _openclip(tensors, path.parent / OPENCLIP_CONFIG, path)
     if is_timm(tensors):
         raise CheckpointError(
-            f"{path}: holds OpenCLIP's tensors, which need their {OPENCLIP_CONFIG} beside them"
+            f"{path}: holds OpenCLIP's tensors, which need their {OPENCLIP_CONFIG} next to them"
         )
     if not is_openai(tensors):
         raise CheckpointError(f"{path}: its tensors are those of no CLIP layout: {some(list(tensors))}")
@@ -180,7 +180,7 @@ def _read_file(path: Path, activation: str | None) -> Checkpoint:
     if activation is None:
         raise CheckpointError(
             f"{path}: does not say whether it was trained with GELU or QuickGELU; put its {OPENCLIP_CONFIG} "
-            "beside it, or pass activation='gelu' or activation='quick_gelu'"
+            "next to it, or pass activation='gelu' or activation='quick_gelu'"
         )
     return _bare(tensors, activation, path, "openai")
 
@@ -216,7 +216,7 @@ def _sharded(index: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name in shards(index):
         if not (index.parent / name).is_file():
-            raise CheckpointError(f"{index}: the file {name} is missing beside it")
+            raise CheckpointError(f"{index}: the file {name} is missing next to it")
         tensors.update(_weights(index.parent / name).tensors)
     lost = [name for name in _weight_map(index) if name not in tensors]
     if lost:
@@ -225,11 +225,11 @@ def _sharded(index: Path) -> dict[str, Tensor]:
 
 
 def shards(index: Path) -> list[str]:
-    """The weight files an index names; all must lie in its own folder."""
+    """The weight files an index names; all must lie in its folder."""
     names = sorted({str(file) for file in _weight_map(index).values()})
     for name in names:
         if not _PLAIN_NAME.fullmatch(name) or name.endswith(".json"):
-            raise CheckpointError(f"{index}: names the file {name[:80]!r}, which is not in its own folder")
+            raise CheckpointError(f"{index}: names the file {name[:80]!r}, which is not in its folder")
     return names
 
 
@@ -266,7 +266,9 @@ def _pickled(path: Path) -> _Weights:
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized
     ]
     if odd:
-        raise CheckpointError(f"{path}: tensor {odd[0]!r} is sparse, quantized or empty; no CLIP's is")
+        raise CheckpointError(
+            f"{path}: tensor {odd[0]!r} is sparse, quantized or on the meta device, not dense"
+        )
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if size > path.stat().st_size:
         raise CheckpointError(f"{path}: claims more numbers than the file has, so it is refused")

@@ -20,7 +20,7 @@ ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # the order is that 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
-# No dimension of a real checkpoint is larger; a hostile one is refused before memory is taken.
+# No dimension of a real checkpoint is larger; a hostile one is refused before memory is allocated.
 Dimension = Annotated[int, Meta(ge=1, le=65_536)]
 Side = Annotated[int, Meta(ge=1, le=4096)]
 Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
@@ -94,7 +94,7 @@ class VisionConfig(TowerConfig):
     patch_bias: bool = False  #: the patch projection has a bias
     pre_norm: bool = True  #: a norm before the first layer
     rotary: bool = False  #: 2-D rotary positions in every layer, besides the learned ones
-    #: "class" reads the class token, "attention" asks all tokens with a learned probe
+    #: "class" reads the class token, "attention" pools all tokens with a learned query
     pool: Literal["class", "attention"] = "class"
     #: heads of the attention pooling; 0: as many as in a layer
     pool_heads: Annotated[int, Meta(ge=0, le=65_536)] = 0

@@ -18,12 +18,12 @@ class Fields(dict[str, Any]):
         self.source = source
 
     def section(self, key: str) -> Fields:
-        """An object within it; empty where it is left out."""
+        """An object within it; empty where it is missing."""
         value = self.get(key)
         return Fields({} if value is None else value, self.source)
 
-    def over(self, defaults: dict[str, Any]) -> Fields:
-        """The same with values for what is left out."""
+    def with_defaults(self, defaults: dict[str, Any]) -> Fields:
+        """The same with values for what is missing."""
         return Fields({**defaults, **self}, self.source)
 
     def integer(self, key: str) -> int:
@@ -41,7 +41,7 @@ class Fields(dict[str, Any]):
         return float(value)
 
     def flag(self, key: str) -> bool:
-        """True or false; false where it is left out."""
+        """True or false; false where it is missing."""
         value = self.get(key, False)
         self.need(isinstance(value, bool), f"{key} = {value!r}, which is neither true nor false")
         return bool(value)
@@ -56,7 +56,7 @@ class Fields(dict[str, Any]):
     def need(self, condition: bool, fault: str) -> None:
         """Refuse what is not supported."""
         if not condition:
-            raise CheckpointError(f"{self.source}: asks for {fault}, which is not supported")
+            raise CheckpointError(f"{self.source}: {fault} is not supported")
 
 
 def build_config(

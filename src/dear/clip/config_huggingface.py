@@ -77,9 +77,9 @@ def _clip_parts(top: Fields, text: Fields, kind: str) -> dict[str, Any]:
     if kind == "metaclip_2":
         words = {"pool": "end", "end": text.integer("eos_token_id"), "clean": "none"}
     else:
-        # Older files say 2 and mean the largest id in the text, which is where CLIP's own end token stands.
+        # Older files say 2 and mean the largest id in the text, which is where CLIP's end token is.
         text.need(end in (2, vocab - 1, 49407), f"texts that end with token {end!r}")
-    embed_dim = top.over({"projection_dim": 512}).integer("projection_dim")
+    embed_dim = top.with_defaults({"projection_dim": 512}).integer("projection_dim")
     return {"vision": {}, "text": words, "embed_dim": embed_dim}
 
 
@@ -105,18 +105,18 @@ def _siglip_parts(vision: Fields, text: Fields) -> dict[str, Any]:
 
 def _tower(top: Fields, tower: str, defaults: dict[str, Any]) -> Fields:
     """One tower's fields; a legacy `*_config_dict` replaces them all, as transformers does it."""
-    own, legacy = f"{tower}_config", f"{tower}_config_dict"
+    current, legacy = f"{tower}_config", f"{tower}_config_dict"
     if top.get(legacy) is None:
-        return top.section(own).over(defaults)
-    return top.section(legacy).over(defaults).over(top.section(own))
+        return top.section(current).with_defaults(defaults)
+    return top.section(legacy).with_defaults(defaults).with_defaults(top.section(current))
 
 
 def _sizes(tower: Fields) -> dict[str, Any]:
-    given = tower["hidden_act"]
-    activation = _ACTIVATIONS.get(given) if isinstance(given, str) else None
+    name = tower["hidden_act"]
+    activation = _ACTIVATIONS.get(name) if isinstance(name, str) else None
     if activation is None:
         raise CheckpointError(
-            f"{tower.source}: hidden_act = {str(given)[:80]!r} is not known; known are "
+            f"{tower.source}: hidden_act = {str(name)[:80]!r} is not known; known are "
             f"{', '.join(_ACTIVATIONS)}"
         )
     return {
@@ -136,8 +136,8 @@ def _images(preprocessor: Any, size: int, siglip: bool, source: str) -> dict[str
         fields.need(fields.get(key, True) is True, f"images with {key} = {fields.get(key)!r}")
     sizes = fields.get("size", {"height": size, "width": size} if siglip else size)
     squash = isinstance(sizes, dict) and "height" in sizes
-    given = list(sizes.values()) if isinstance(sizes, dict) else [sizes]
-    fits = bool(given) and all(value == size for value in given)
+    sides = list(sizes.values()) if isinstance(sizes, dict) else [sizes]
+    fits = bool(sides) and all(side == size for side in sides)
     fields.need(fits, f"images resized to {sizes!r} for a model of {size} pixels")
     resample = fields.get("resample", 3)
     fields.need(resample in (2, 3), f"resample = {resample!r} (only 3, bicubic, and 2, bilinear)")

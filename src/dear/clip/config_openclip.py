@@ -1,4 +1,4 @@
-"""OpenCLIP's open_clip_config.json: its own vision transformers, and those of timm that are supported."""
+"""OpenCLIP's open_clip_config.json: its vision transformers, and the supported ones of timm."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def from_openclip(raw: Any, source: str) -> ClipConfig:
     timm = vision.get("timm_model_name") is not None
     return build_config(
         source,
-        vision=_timm_vision(vision) if timm else _own_vision(vision, activation),
+        vision=_timm_vision(vision) if timm else _openclip_vision(vision, activation),
         text=_text(text, activation),
         embed_dim=model.integer("embed_dim"),
         images={
@@ -69,12 +69,12 @@ def from_openclip(raw: Any, source: str) -> ClipConfig:
     )
 
 
-def _own_vision(given: Fields, activation: str) -> dict[str, Any]:
-    """OpenCLIP's own vision transformer."""
-    if isinstance(given.get("layers"), list):
-        raise CheckpointError(f"{given.source}: is a ResNet, which has no attention heads; {_INSTEAD}")
-    _plain(given, set(_VISION), "vision_cfg")
-    vision = given.over(_VISION)
+def _openclip_vision(section: Fields, activation: str) -> dict[str, Any]:
+    """OpenCLIP's vision transformer."""
+    if isinstance(section.get("layers"), list):
+        raise CheckpointError(f"{section.source}: is a ResNet, which has no attention heads; {_INSTEAD}")
+    _plain(section, set(_VISION), "vision_cfg")
+    vision = section.with_defaults(_VISION)
     width, head_width = vision.integer("width"), vision.integer("head_width")
     fits = head_width > 0 and width % head_width == 0
     vision.need(fits, f"a width of {width} that heads of {head_width} do not divide")
@@ -95,21 +95,21 @@ def _timm_vision(vision: Fields) -> dict[str, Any]:
     vision.need(isinstance(name, str), f"timm_model_name = {name!r}")
     pool, proj = vision.get("timm_pool"), vision.get("timm_proj")
     _plain(vision, {"timm_model_name", "timm_pool", "timm_proj", "image_size"}, "vision_cfg")
-    size = {"image_size": vision.over({"image_size": 224}).side("image_size")}
-    if found := _SIGLIP.fullmatch(name):
+    size = {"image_size": vision.with_defaults({"image_size": 224}).side("image_size")}
+    if match := _SIGLIP.fullmatch(name):
         vision.need((pool, proj) == ("map", "none"), f"{name} with pool {pool!r} and projection {proj!r}")
-        tanh = (found[1] in ("so400m", "giantopt") and found[2] == "16") or found[2] == "32"
-        sizes = _sizes(_SIGLIP_SIZES, found, "gelu_tanh" if tanh else "gelu")
+        tanh = (match[1] in ("so400m", "giantopt") and match[2] == "16") or match[2] == "32"
+        sizes = _sizes(_SIGLIP_SIZES, match, "gelu_tanh" if tanh else "gelu")
         return {**sizes, **size, "eps": 1e-6, **SIGLIP_VISION}
     vision.need(proj in (None, ""), f"{name} with the projection {proj!r}")
-    if found := _PERCEPTION.fullmatch(name):
+    if match := _PERCEPTION.fullmatch(name):
         vision.need(pool == "map", f"{name} with the pooling {pool!r}")
         parts = {"rotary": True, "pool": "attention", "pool_heads": 8, "projection_bias": True}
-        return {**_sizes(_PERCEPTION_SIZES, found, "gelu"), **size, **parts}
-    if found := _CLIP.fullmatch(name):
+        return {**_sizes(_PERCEPTION_SIZES, match, "gelu"), **size, **parts}
+    if match := _CLIP.fullmatch(name):
         vision.need(pool == "token", f"{name} with the pooling {pool!r}")
-        activation = "quick_gelu" if found[3] else "gelu"
-        return {**_sizes(_CLIP_SIZES, found, activation), **size, "projection_bias": True}
+        activation = "quick_gelu" if match[3] else "gelu"
+        return {**_sizes(_CLIP_SIZES, match, activation), **size, "projection_bias": True}
     if any(word in name for word in _WITHOUT_HEADS):
         raise CheckpointError(
             f"{vision.source}: the image tower {name[:80]} is no plain transformer with attention heads; "
@@ -119,23 +119,23 @@ def _timm_vision(vision: Fields) -> dict[str, Any]:
 
 
 def _sizes(
-    table: dict[str, tuple[int, int, int, int]], found: re.Match[str], activation: str
+    table: dict[str, tuple[int, int, int, int]], match: re.Match[str], activation: str
 ) -> dict[str, Any]:
-    width, layers, heads, mlp = table[found[1]]
+    width, layers, heads, mlp = table[match[1]]
     shape = {"width": width, "layers": layers, "heads": heads, "mlp": mlp}
-    return {**shape, "patch_size": int(found[2]), "activation": activation}
+    return {**shape, "patch_size": int(match[2]), "activation": activation}
 
 
-def _text(given: Fields, activation: str) -> dict[str, Any]:
-    """OpenCLIP's own text transformer."""
-    if given.get("hf_model_name"):
+def _text(section: Fields, activation: str) -> dict[str, Any]:
+    """OpenCLIP's text transformer."""
+    if section.get("hf_model_name"):
         raise CheckpointError(
-            f"{given.source}: has a language model of transformers as its text tower; take MetaCLIP 2 or "
+            f"{section.source}: has a language model of transformers as its text tower; take MetaCLIP 2 or "
             "SigLIP 2 for other languages"
         )
-    own = {"no_causal_mask", "proj_bias", "pool_type", "norm_kwargs", "act_kwargs"}
-    _plain(given, set(_TEXT) | own, "text_cfg")
-    text = given.over(_TEXT)
+    optional = {"no_causal_mask", "proj_bias", "pool_type", "norm_kwargs", "act_kwargs"}
+    _plain(section, set(_TEXT) | optional, "text_cfg")
+    text = section.with_defaults(_TEXT)
     pool = text.get("pool_type", "argmax")
     text.need(pool in tuple(_TEXT_POOLS), f"text_cfg.pool_type = {pool!r}")
     norm, act = text.section("norm_kwargs"), text.section("act_kwargs")
@@ -147,14 +147,14 @@ def _text(given: Fields, activation: str) -> dict[str, Any]:
     if pool == "last":
         ends = {"end": 1, "begins": False}
     elif pool == "eos":
-        ends = {"end": text.over({"eos_id": 2}).integer("eos_id")}
+        ends = {"end": text.with_defaults({"eos_id": 2}).integer("eos_id")}
     return {
         "width": width,
         "layers": text.integer("layers"),
         "heads": text.integer("heads"),
         "mlp": int(width * text.real("mlp_ratio")),
         "activation": activation,
-        "eps": norm.over({"eps": 1e-5}).real("eps"),
+        "eps": norm.with_defaults({"eps": 1e-5}).real("eps"),
         "context": text.integer("context_length"),
         "vocab": text.integer("vocab_size"),
         "causal": not text.flag("no_causal_mask"),
@@ -169,7 +169,7 @@ def _cleaning(text: Fields, pool: str) -> str:
     """How texts are cleaned for the tokenizer."""
     name = text.get("hf_tokenizer_name")
     if not name:
-        text.need(pool == "argmax", f"the text pooling {pool!r} without a tokenizer of its own")
+        text.need(pool == "argmax", f"the text pooling {pool!r} without a tokenizer")
         return "clip"
     text.need(pool != "argmax", f"the tokenizer {str(name)[:80]!r} with CLIP's text pooling")
     options = text.section("tokenizer_kwargs")
@@ -195,13 +195,13 @@ def _images(images: Fields) -> dict[str, Any]:
     }
 
 
-def _plain(given: Fields, known: set[str], name: str) -> None:
-    """Refuse what changes the towers: an unknown option may stand there only switched off."""
-    for key, value in given.items():
+def _plain(section: Fields, known: set[str], name: str) -> None:
+    """Refuse what changes the towers: an unknown option is accepted only if it is off."""
+    for key, value in section.items():
         off = value is None or value is False or value == 0 or value in ({}, [], "")
         if key in known or key in _IGNORED or off or value in _USUAL.get(key, ()):
             continue
         raise CheckpointError(
-            f"{given.source}: {name}.{key} = {value!r} is a part of OpenCLIP that is not supported; "
+            f"{section.source}: {name}.{key} = {value!r} is a part of OpenCLIP that is not supported; "
             "only CLIP's own vision transformers and text towers can be loaded"
         )

@@ -1,4 +1,4 @@
-"""The architecture of a bare state dict, read off its own tensors: OpenAI's CLIP and Meta's PE-Core."""
+"""The architecture of a bare state dict, inferred from its tensors: OpenAI's CLIP and Meta's PE-Core."""
 
 from __future__ import annotations
 

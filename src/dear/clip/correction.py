@@ -82,7 +82,7 @@ def folded(proj: Tensor, weight: Tensor, bias: Tensor, correction: Correction) -
         raise UsageError("the final norm has a weight of 0: the correction cannot be folded into this CLIP")
     A, b = correction.matrix.to(P), correction.bias.to(P)
     u = 1 / w
-    # t makes the constant as large as |u|: then g stays as small as the bias it has to give.
+    # With t the constant is as large as |u|, so g is no larger than the bias it contributes.
     t = (u.norm() - c @ u) / (u @ u)
     g = (b - t * (u @ P @ A)) / (c @ u + t * (u @ u))
     return (P @ A + torch.outer(u, g)).to(proj), (c + t * u).to(bias)

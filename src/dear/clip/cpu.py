@@ -2,7 +2,7 @@
 
 PyTorch gives float32 products to MKL, which multiplies more slowly on processors that are not Intel's, and
 goes through the widest activations of a layer once more (for QuickGELU three times). oneDNN comes with
-PyTorch and takes the weights as they lie in memory: nothing is kept beside them that could go stale. Its
+PyTorch and takes the weights as they lie in memory: no copy is kept that could go stale. Its
 operations have no gradient, so they are used where none is recorded; sums differ from MKL's by rounding.
 """
 
@@ -32,7 +32,7 @@ def usable(x: Tensor, weight: Tensor) -> bool:
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == weight.device.type == "cpu"
         and torch._C._get_mkldnn_enabled()
-        # Compilers, exporters and counters of operations want PyTorch's own.
+        # Compilers, exporters and counters of operations need PyTorch's operations.
         and not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None
         and torch._C._len_torch_dispatch_stack() == 0
@@ -46,11 +46,11 @@ def _operation() -> Any:
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         return None
     try:
-        found = torch.ops.mkldnn._linear_pointwise.default
+        product = torch.ops.mkldnn._linear_pointwise.default
     except AttributeError:
         return None
     keep_freed()
-    return found
+    return product
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none") -> Tensor:

@@ -1,4 +1,4 @@
-"""Changes of a tower, said layer by layer, and what is recorded of a run.
+"""Changes of a tower, layer by layer, and records of its activations.
 
 What a method changes in a tower is an `Edit`: it names extra tokens and, for every layer it touches, a
 `LayerEdit`: what those tokens are on the way into the layer, and how each head's attention differs there
@@ -92,9 +92,9 @@ class BlockMask:
 
 @dataclass(frozen=True)
 class LayerEdit:
-    """What changes in one layer. Every field left out changes nothing."""
+    """What changes in one layer. A field that is not set changes nothing."""
 
-    tokens: Tensor | None = None  #: the extra tokens' own input of this layer, [T, D] or [B, T, D]
+    tokens: Tensor | None = None  #: the extra tokens' input of this layer, [T, D] or [B, T, D]
     token_weight: float = (
         1.0  #: weight of `tokens` against the tokens' output of the layer before (eq. 5: beta)
     )
@@ -103,7 +103,7 @@ class LayerEdit:
     q: LowRank | None = None
     k: LowRank | None = None
     v: LowRank | None = None
-    added: Mapping[str, Tensor] | None = None  #: by parameter name ("ln_1.weight"): added to the layer's own
+    added: Mapping[str, Tensor] | None = None  #: by parameter name ("ln_1.weight"): added to the layer's
 
     def __post_init__(self) -> None:
         for name, value, axes in (
@@ -124,7 +124,7 @@ class Edit:
     Args:
         layers: what changes in each layer.
         count: how many extra tokens there are; 0 for none.
-        at: where they stand in the sequence; None puts them at its end.
+        at: their position in the sequence; None puts them at its end.
     """
 
     layers: Mapping[int, LayerEdit]
@@ -155,7 +155,7 @@ def insert_tokens(x: Tensor, edit: Edit, layer: int) -> Tensor:
     """Put the extra tokens' input of this layer into the sequence (eq. 5 and 6)."""
     change = edit.layers.get(layer)
     if change is None or change.tokens is None:
-        return x  # the tokens flow on as the layer before left them
+        return x  # the tokens keep the output of the layer before
     fresh = tokens_for(change.tokens, x).expand(x.shape[0], -1, -1)  # [B, T, D]
     if layer == edit.first:
         start = x.shape[1] if edit.at is None else edit.at
@@ -197,14 +197,14 @@ class Record(Mapping[str, Tensor]):
         self._kept: dict[str, Tensor] = {}
 
     def rows_within(self, read: Tensor, length: int) -> Tensor | None:
-        """Where in `read` [R] the recorded rows stand, if all are there; else None."""
+        """Places of the recorded rows in `read` [R], if all are there; else None."""
         if read.ndim != 1:
             return None
-        given = read.tolist()
+        rows = read.tolist()
         wanted = range(length)[self.rows]
-        if not set(wanted) <= set(given):
+        if not set(wanted) <= set(rows):
             return None
-        return torch.tensor([given.index(row) for row in wanted], dtype=torch.long, device=read.device)
+        return torch.tensor([rows.index(row) for row in wanted], dtype=torch.long, device=read.device)
 
     def keep(self, name: str, value: Tensor) -> None:
         """Store `value` under `name`."""

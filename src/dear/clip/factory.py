@@ -64,7 +64,7 @@ def locate(source: str | os.PathLike[str]) -> tuple[str, Path]:
     path = Path(text).expanduser()
     if isinstance(source, str) and text in embedded():
         return text, EMBEDDED / text
-    if os.path.exists(path):  # unlike Path's own, it answers for names that no disk can hold
+    if os.path.exists(path):  # unlike Path.exists, it accepts names that no disk can hold
         return path.name or text, path
     if isinstance(source, str) and hub.is_hub_name(text):
         return text, hub.fetch(text)

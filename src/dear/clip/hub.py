@@ -37,7 +37,7 @@ def fetch(name: str, cache_dir: str | Path | None = None, endpoint: str | None =
     """The folder of a hub backbone on this machine, downloaded if it is not here yet.
 
     `name` is `owner/name`, or `owner/name@revision` with a branch, tag or commit. The cache is
-    huggingface-hub's own (`HF_HOME`, `HF_HUB_CACHE`) unless `cache_dir` is given; what is in it is not
+    huggingface-hub's (`HF_HOME`, `HF_HUB_CACHE`) unless `cache_dir` is set; what is in it is not
     downloaded again.
     """
     from huggingface_hub import snapshot_download
@@ -141,7 +141,7 @@ def _named_errors(name: str) -> Iterator[None]:
         raise
     except GatedRepoError:
         raise CheckpointError(
-            f"{name!r} asks you to accept its terms on the Hugging Face hub first"
+            f"{name!r} requires you to accept its terms on the Hugging Face hub first"
         ) from None
     except RepositoryNotFoundError:
         raise CheckpointError(

@@ -85,7 +85,7 @@ def convert(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) 
         _check_rows(state, source)
     if not abs(float(state["log_scale"])) < _MAX_LOG_SCALE:
         raise CheckpointError(
-            f"{source}: logit_scale is {float(state['log_scale']):g}, which is no usable temperature; "
+            f"{source}: logit_scale is {float(state['log_scale']):g}, which is out of range; "
             f"CLIP's is below 4.7"
         )
     return state
@@ -277,7 +277,7 @@ def _openai_text(config: ClipConfig, at: str) -> Iterator[Entry]:
 
 
 def _image(vision: VisionConfig, names: _Names) -> Iterator[Entry]:
-    """The image tower but for its projection; the class token has a position of its own."""
+    """The image tower without its projection; the class token has its own position."""
     shape = (vision.width, 3, vision.patch_size, vision.patch_size)
     yield Entry(f"{names.patch}.weight", shape, ("visual.patch.weight",))
     if vision.patch_bias:

@@ -1,4 +1,4 @@
-"""`Clip`: an image tower and a text tower that meet in one space, frozen."""
+"""`Clip`: a frozen image tower and text tower with one feature space."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ class Clip(nn.Module):
 
     @property
     def logit_scale(self) -> float:
-        """CLIP's temperature, exp(log_scale): what cosines are multiplied with.
+        """CLIP's temperature, exp(log_scale), by which cosines are multiplied.
 
-        Kept while the tensor does not change: reading it makes the host wait for the device.
+        Cached while the tensor does not change: reading it makes the host wait for the device.
         """
         stamp = (self.log_scale.data_ptr(), self.log_scale._version)
         if self._scale is None or self._scale[:2] != stamp:
@@ -182,7 +182,7 @@ class Clip(nn.Module):
         """Texts to token ids [N, context]."""
         if self.tokenizer is None:
             raise UsageError(
-                f"{self.name}: there is no tokenizer file beside the weights; put tokenizer.json (or the "
+                f"{self.name}: no tokenizer file next to the weights; put tokenizer.json (or the "
                 "sentencepiece model) of the checkpoint there, or give token ids"
             )
         return self.tokenizer(texts, self.config.text.context)

@@ -49,7 +49,7 @@ class RotaryAngles(NamedTuple):
 
 
 def grid_angles(config: VisionConfig, device: torch.device) -> RotaryAngles:
-    """The angles of an image tower's own tokens."""
+    """The angles of an image tower's tokens."""
     half = config.head_width // 2  # channels per axis
     speeds = _BASE ** (-torch.arange(0, half, 2, device=device, dtype=torch.float32) / half)  # [half / 2]
     places = torch.arange(config.side, device=device, dtype=torch.float32) + int(config.class_token)

@@ -32,7 +32,7 @@ _SPACES = re.compile(r"\s+")
 
 
 def clean(text: str, how: str) -> str:
-    """The text as a model's own code prepares it.
+    """The text as the published code of a model prepares it.
 
     "punctuation" is what transformers does for SigLIP, "canonicalize" what OpenCLIP does: they differ on
     underscores, html and damaged encodings.
@@ -65,8 +65,8 @@ class FileTokenizer:
         self.end = config.end
         pad = settings.get("pad_token")
         pad = pad.get("content") if isinstance(pad, dict) else pad
-        found = ids(pad) if isinstance(pad, str) else None
-        self.pad = self.end if found is None else found
+        number = ids(pad) if isinstance(pad, str) else None
+        self.pad = self.end if number is None else number
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FileTokenizer:
         return self  # never changed, and large
@@ -101,7 +101,7 @@ class FileTokenizer:
 
 
 def find_tokenizer(folder: Path, config: TextConfig) -> FileTokenizer | None:
-    """The tokenizer beside a checkpoint's weights; None if there is none."""
+    """The tokenizer next to a checkpoint's weights; None if there is none."""
     if not _present(folder, config):
         return None
     return FileTokenizer(folder, config)

@@ -1,7 +1,7 @@
 """A pre-norm transformer that can run in part, be edited and be recorded, with the heads kept apart.
 
-Attention is computed in two ways that give the same: `attend_eager` writes the softmax out, `attend_fused`
-calls PyTorch's fused kernel. If all heads of a layer isolate the extra tokens, the original tokens need no
+Attention has two equivalent implementations: `attend_eager` writes the softmax out, `attend_fused` calls
+PyTorch's fused kernel. If all heads of a layer isolate the extra tokens, the original tokens need no
 mask: the layer then runs on them and on the extra tokens separately. If only some heads do, one masked call
 is faster than a call per kind of head, on the CPU and on a GPU: splitting q, k and v by head costs more than
 the mask.
@@ -40,7 +40,7 @@ def attend_eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[
 
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """The same as `attend_eager` through PyTorch's fused kernel; `causal` needs no mask of its own."""
+    """The same as `attend_eager` through PyTorch's fused kernel; `causal` needs no mask."""
     if q.dtype == torch.bfloat16 and q.device.type == "cpu" and torch.is_grad_enabled():
         # Its gradient in bfloat16 takes a CPU twelve times as long as in float32.
         return attend_fused(q.float(), k.float(), v.float(), mask, causal).to(q.dtype)
@@ -66,7 +66,7 @@ class Linear(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections to q, k, v and back, with the heads as an axis of their own."""
+    """Projections to q, k, v and back, with an axis for the heads."""
 
     def __init__(self, config: TowerConfig, causal: bool) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Attention(nn.Module):
             angles: rotary angles of the N tokens.
 
         Returns:
-            [B, H, R, d] and, if asked for, the pattern [B, H, R, N].
+            [B, H, R, d] and, if requested, the pattern [B, H, R, N].
         """
         edit = edit or LayerEdit()
         x = x.to(self.q.weight.dtype)  # once for q, k, v: the residual stream may be wider
@@ -181,7 +181,7 @@ def _places(parts: tuple[Linear, ...]) -> tuple[int, ...]:
 
 
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """The rows of x [B, N, D] that `rows` names: [R] for all alike, [B, R] for each its own."""
+    """The rows of x [B, N, D] that `rows` names: [R] for all items, [B, R] per item."""
     if rows.ndim == 1:
         return x[:, rows]
     return x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1]))
@@ -190,7 +190,7 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
 def full_mask(change: Tensor | BlockMask | None, x: Tensor, extra: int, heads: int) -> Tensor | None:
     """The additive mask of an edit on the device and in the precision of x [B, N, D].
 
-    [H or 1, N, N], or [B, H or 1, N, N] where every item has its own.
+    [H or 1, N, N], or [B, H or 1, N, N] with one mask per item.
     """
     if change is None:
         return None
@@ -198,13 +198,13 @@ def full_mask(change: Tensor | BlockMask | None, x: Tensor, extra: int, heads: i
     if isinstance(change, BlockMask):
         if change.visible.shape[1] != 1 + extra:
             raise UsageError(
-                f"a block mask for {change.visible.shape[1] - 1} extra tokens was given to a layer with "
+                f"a block mask for {change.visible.shape[1] - 1} extra tokens was used in a layer with "
                 f"{extra}"
             )
         change = change.additive(length - extra, x.device, x.dtype)
     shape = tuple(change.shape[-3:])
-    own = change.ndim == 3 or change.shape[0] == x.shape[0]
-    if not own or shape[0] not in (1, heads) or shape[1:] != (length, length):
+    fits = change.ndim == 3 or change.shape[0] == x.shape[0]
+    if not fits or shape[0] not in (1, heads) or shape[1:] != (length, length):
         raise UsageError(
             f"a mask of this layer must be [{heads} or 1, {length}, {length}] (heads, tokens, tokens); "
             f"got {list(change.shape)}"
@@ -298,7 +298,7 @@ class Block(nn.Module):
         layer: int = 0,
         angles: RotaryAngles | None = None,
     ) -> Tensor:
-        """Run the layer on x [B, N, D]; only the rows `read` come out if it is given."""
+        """Run the layer on x [B, N, D]; with `read` only those rows are returned."""
         rows: slice | Tensor | None = None if record is None else record.rows
         late: Tensor | None = None
         if record is not None and read is not None:
@@ -363,7 +363,7 @@ class Tower(nn.Module):
         """Run layers `first` to `last` (counted from 1, both included).
 
         Extra tokens of `edit` enter at the first layer that brings them; if that layer lies before `first`, x
-        is taken to hold them already, as a run that stopped there returned it.
+        must contain them already, as a run that stopped there returned it.
 
         Args:
             x: [B, N, D], the input of layer `first`.
@@ -384,9 +384,9 @@ class Tower(nn.Module):
             raise UsageError(f"the edit names layer {max(edit.layers)}; the tower has {self.config.layers}")
         return self.run_layers(Stretch(x, first, last, edit, read, record))
 
-    def run_layers(self, given: Stretch) -> Tensor:
-        """What `run` returns; a tower that does something else there overrides this."""
-        x, first, last, edit, read, record = given
+    def run_layers(self, stretch: Stretch) -> Tensor:
+        """`run` after its checks; a tower that records or replaces it overrides this."""
+        x, first, last, edit, read, record = stretch
         if x.is_cuda and record is None and first <= last:
             result = run_by_kernels(self, x, first, last, edit, read)
             if result is not None:
@@ -413,9 +413,9 @@ class Tower(nn.Module):
 
 
 def added_weights(block: nn.Module, added: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a layer with something added to some of them, in the layer's own precision."""
-    own = dict(block.named_parameters())
+    """The weights of a layer with something added to some of them, in the layer's precision."""
+    weights = dict(block.named_parameters())
     for name in added:
-        if name not in own:
-            raise UsageError(f"a layer has no parameter {name!r}; it has {', '.join(own)}")
-    return {name: (own[name] + change).to(own[name].dtype) for name, change in added.items()}
+        if name not in weights:
+            raise UsageError(f"a layer has no parameter {name!r}; it has {', '.join(weights)}")
+    return {name: (weights[name] + change).to(weights[name].dtype) for name, change in added.items()}

@@ -293,7 +293,7 @@ class VisionTower(Tower):
         """The input of layer `first`, [B, N, D], for pixels [B, 3, S, S]; 1: the embedded patches.
 
         It is what the frozen and the edited pass share where nothing changes before `first`. Without
-        gradient, unless the pixels themselves ask for one.
+        gradient, unless the pixels require one.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and pixels.requires_grad):
             return self.run(self.embed(pixels), last=first - 1)
@@ -364,7 +364,7 @@ class TextTower(Tower):
         return int(self.shape.begins)
 
     def eot(self, ids: Tensor) -> Tensor:
-        """The position that stands for each text: [N, T] -> [N]."""
+        """The position whose output is the text feature: [N, T] -> [N]."""
         if self.shape.pool == "last":
             return ids.new_full((len(ids),), ids.shape[1] - 1)
         return self.end(ids)

@@ -37,7 +37,7 @@ def attention(
         free = x.shape[1] - extra if isinstance(change, BlockMask) else 0
     if read is None:
         qkv = F.linear(x, weight, bias)  # [B, N, 3D]
-        if mask is None and not attn.causal:  # PyTorch's own kernel is the fastest where it can be used
+        if mask is None and not attn.causal:  # PyTorch's kernel is the fastest where it applies
             q, k, v = (attn.split(part) for part in qkv.split(width, dim=-1))
             return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         learning = torch.is_grad_enabled() and qkv.requires_grad
@@ -133,10 +133,10 @@ def join_tokens(qkv: Tensor, heads: int, mask: Tensor, originals: int) -> Tensor
 def _with_norm(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Attention [B, H, N, d] without a mask, and the logarithm of its softmax's sum [B, H, N]."""
     if _cudnn():
-        found = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)
+        results = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)
     else:
-        found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)
-    return found[0], found[1]
+        results = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)
+    return results[0], results[1]
 
 
 @cache

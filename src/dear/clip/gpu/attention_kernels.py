@@ -93,7 +93,7 @@ def attend(
     norm,  # [B, H, queries], log2 of the softmax's sum
     q_batch, q_row, kv_batch, kv_row, mask_head, row_stride,
     queries, keys_count, scale, heads,
-    free,  # so many tokens stand first that no mask hides from each other
+    free,  # number of leading tokens that are all visible to each other
     WIDTH: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip

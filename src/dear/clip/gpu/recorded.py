@@ -47,7 +47,7 @@ class Recording(Generic[Result]):
     Args:
         function: of tensors; None stays None.
         inputs: of the shapes and kinds to record.
-        warm_up: runs before recording, so that libraries have chosen their kernels and taken their memory.
+        warm_up: runs before recording, so that libraries have chosen kernels and allocated memory.
         pool: memory shared with other recordings.
         error_mode: of `torch.cuda.graph`; "thread_local": only this thread's calls belong to the recording,
             other threads may load adapters meanwhile.

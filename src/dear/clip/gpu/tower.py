@@ -1,4 +1,4 @@
-"""The fast way through a tower: 16-bit matrices on a GPU, one kernel for all that stands between two of them.
+"""The fast way through a tower: 16-bit matrices on a GPU, one kernel for everything between two of them.
 
 `Tower.run` takes it when it can; the result is that of the plain way but for rounding (sums, norms and
 activations are computed in float32 here and rounded once). What it cannot do, the plain way does: gates,
@@ -51,7 +51,7 @@ def usable(tower: Tower, x: Tensor, edit: Edit | None) -> bool:
     """Whether this tower can run on x under this edit here."""
     if not x.is_cuda or not tower.fused or tower.dtype not in _HALF:
         return False
-    if torch.compiler.is_compiling():  # compilers and exporters want PyTorch's own operations
+    if torch.compiler.is_compiling():  # compilers and exporters need PyTorch's operations
         return False
     if tower.rotary_angles(None, 1, x.device) is not None:
         note("towers with rotary positions take the plain path on a GPU: the same answers, but more slowly")
@@ -100,10 +100,10 @@ def _settle(x: Tensor, pending: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Mix:
-    """Extra tokens on their way into a layer: w * tokens + (1 - w) * what stands in their rows."""
+    """Extra tokens on their way into a layer: w * tokens + (1 - w) * the present values of their rows."""
 
     tokens: Tensor
-    at: int | None  #: where they stand; None: at the end
+    at: int | None  #: their position; None: at the end
     token_weight: float  #: w
     inserting: bool  #: their rows are made now, and hold the tokens alone
 
