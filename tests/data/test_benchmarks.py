@@ -238,7 +238,7 @@ def test_names_that_are_no_data(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="no such folder"):
         open_data("photos", "test")
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(DataError, match="neither"):
+    with pytest.raises(DataError, match="notes"):
         open_data("notes.txt", "test")
     with pytest.raises(UsageError, match="no such benchmark"):
         check_dataset("Nothing", tmp_path)

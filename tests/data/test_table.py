@@ -110,8 +110,8 @@ def test_paths_may_start_from_another_root(paint):
         ("path,label\na.png,\n", "no row has a label"),
         ("path,label\n ,cat\n", "row 2: path is empty"),
         ('path,label\n"a.png,cat\n', "not valid CSV"),
-        ("path,label\na.png,cat\na.png,dog\n", r"row 3: the image 'a.png' stands in row 2"),
-        ("path,label\na.png,cat\n./x/../a.png,cat\n", r"stands in row 2"),
+        ("path,label\na.png,cat\na.png,dog\n", r"row 3: 'a.png'.* row 2"),
+        ("path,label\na.png,cat\n./x/../a.png,cat\n", r"row 2"),
         ("path,label\na.png,Cat\nb.png,cat\n", "both read"),
         ("path,label\na.png,golden_retriever\nb.png,golden retriever\n", "both read"),
         ("path,label,classname\na,0,cat\nb,0,dog\n", "row 3: label '0' is called 'dog' here and 'cat' above"),
@@ -134,9 +134,9 @@ def test_malformed_csv_is_named(tmp_path, text, match):
         ("[1]", "row 1: is not a JSON object"),
         ('{"path": "a", "label": "b"}\n{oops}', "row 2: is not a valid JSON object"),
         ('{"path": "a", "path": "b", "label": "c"}', "stands twice"),
-        ('{"path": "a", "label": 1.5}', "label is 1.5, not a text"),
-        ('{"path": "a", "label": true}', "label is True"),
-        ('{"path": 3, "label": "a"}', "path is 3"),
+        ('{"path": "a", "label": 1.5}', "label .*1.5"),
+        ('{"path": "a", "label": true}', "label .*True"),
+        ('{"path": 3, "label": "a"}', "path .*3"),
         ('{"path": "a"}', "row 1: has no label"),
         ('{"path": "a", "label": null}', "no row has a label"),
         (
@@ -180,17 +180,17 @@ def test_files_that_are_no_tables(tmp_path):
         ("a\0b", "malformed"),
     ],
 )
-def test_paths_out_of_the_root_are_refused(tmp_path, path, match):
+def test_paths_out_of_the_root_of_a_confined_table_are_refused(tmp_path, path, match):
     file = tmp_path / "t.jsonl"
     file.write_text(
         json.dumps({"path": "ok.png", "label": "a"}) + "\n" + json.dumps({"path": path, "label": "a"})
     )
     with pytest.raises(DataError, match=match) as caught:
-        open_table(file, "all")
+        open_table(file, "all", confined=True)
     assert "row 2" in str(caught.value)
 
 
-def test_links_out_of_the_root_are_refused(paint):
+def test_links_out_of_the_root_of_a_confined_table_are_refused(paint):
     outside = paint("outside/secret.png", "data/inner/a.png")
     data = outside / "data"
     (data / "out").symlink_to(outside / "outside")
@@ -198,7 +198,7 @@ def test_links_out_of_the_root_are_refused(paint):
     (data / "within.png").symlink_to(data / "inner" / "a.png")
     for path in ("out/secret.png", "image.png", "out/not/there.png"):
         with pytest.raises(DataError, match=r"row 2: .*by a link"):
-            open_table(table(data, f"path,label\n{path},a\n"), "all")
+            open_table(table(data, f"path,label\n{path},a\n"), "all", confined=True)
     assert open_table(table(data, "path,label\nwithin.png,a\n"), "all").image(0).size == (12, 8)
 
 

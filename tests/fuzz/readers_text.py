@@ -102,7 +102,7 @@ def _csv(folder: Path) -> Target:
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
-        _check_set(open_table(path, "all"), root)
+        _check_set(open_table(path, "all", confined=True), root)
 
     seeds = [
         b"path,label,split,domain\na/1.jpg,cat,train,x\na/2.jpg,dog,test,y\n",
@@ -119,7 +119,7 @@ def _jsonl(folder: Path) -> Target:
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
-        _check_set(open_table(path, "all"), root)
+        _check_set(open_table(path, "all", confined=True), root)
 
     seeds = [b'{"path": "1.jpg", "label": "cat"}\n{"path": "2.jpg", "label": "dog"}\n']
     seeds += [b'{"path": "1.jpg", "label": 3, "classname": "fox", "split": "train", "domain": "a"}']

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from dear.cli.options import Device, Threads, device_named
 from dear.cli.printing import say
-from dear.errors import UsageError
+from dear.utils.extras import missing_extra
 
 
 def studio(
@@ -46,7 +46,7 @@ def studio(
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("gradio", "fastapi"):
             raise
-        raise UsageError("the studio needs gradio: pip install '.[studio]' in your clone") from None
+        raise missing_extra("the studio", "studio") from None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # closes as after Ctrl-C
     with serving(run, backbone, data, host, port, max_upload_mb, device_named(device), service) as url:
         say(f"The studio is at {url} (Ctrl-C ends it)")

@@ -21,7 +21,7 @@ from dear.utils.progress import Progress
 if TYPE_CHECKING:
     from dear.clip.model import Clip
 
-ImageLike = str | os.PathLike[str] | Image.Image
+ImageLike = str | os.PathLike[str] | bytes | Image.Image
 Images = ImageSet | Sequence[ImageLike]  #: a labeled set, or files and Pillow images in a list
 Pixels = ImageSet | Tensor | Iterable[Tensor]
 """An image set, normalized pixels [n, 3, S, S], or an iterable of such batches."""
@@ -171,6 +171,6 @@ def _checked_batches(images: Tensor | Iterable[Tensor], clip: Clip) -> Iterator[
 
 def name_of(image: ImageLike) -> str:
     """How an image is called in answers."""
-    if isinstance(image, Image.Image):
+    if isinstance(image, Image.Image | bytes):
         return str(getattr(image, "filename", "")) or "image in memory"
     return os.fspath(image)

@@ -192,8 +192,8 @@ def find_duplicates(images: ImageSet, near: bool = True) -> Duplicates:
     An image that cannot be read is a unit by itself. Of more than `MOST_IMAGES` images, only equal content is
     found.
 
-    >>> from dear import world
-    >>> task = world.task("textures", "test").subset([0, 1, 2, 0])
+    >>> from dear.data.world_images import world_task
+    >>> task = world_task("textures", "test").subset([0, 1, 2, 0])
     >>> find_duplicates(task).units.tolist()
     [0, 1, 2, 0]
     """
@@ -285,8 +285,8 @@ def _read_print(source: ImageLike) -> Prints | None:
 
 def _stored_key(source: ImageLike) -> bytes | None:
     """The key of a file's print: it changes whenever the file does; None: no file."""
-    state = None if isinstance(source, Image.Image) else _state(source)
-    if state is None or isinstance(source, Image.Image):
+    state = None if isinstance(source, Image.Image | bytes) else _state(source)
+    if state is None or isinstance(source, Image.Image | bytes):
         return None
     return of_parts(_STORED, f"{os.path.abspath(source)} {state}")
 

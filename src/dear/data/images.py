@@ -299,7 +299,8 @@ def source_of(images: ImageSet, index: int) -> ImageLike:
             return images.path(index)
         case ListedImages():
             return images.items[index]
-    return images.image(index)
+    cell = getattr(images, "cell", None)
+    return images.image(index) if cell is None else cell(index)
 
 
 def values_of(images: ImageSet) -> tuple[str, ...] | None:
@@ -328,16 +329,29 @@ def group_names(images: ImageSet) -> tuple[str, ...] | None:
 
 
 def content_digest(images: ImageSet, index: int) -> bytes:
-    """Hash of what an image shows: of the file's bytes, or of the pixels of an image that is no file.
+    """Hash of what an image shows: of the file's bytes, or of the pixels of an image in memory.
 
     A file that cannot be read has the digest of its error's kind: it is no image of anything.
     """
-    inner = images.images if isinstance(images, Wrapped) and images.same_content else images
-    path: Any = inner.path(index) if hasattr(inner, "path") else getattr(inner, "items", {index: None})[index]
-    if isinstance(path, str | os.PathLike):
-        return file_digest(path)
+    digest = stored_digest(images, index)
+    if digest is not None:
+        return digest
     image = images.image(index)
     return of_parts(f"{image.mode} {image.size}", image.tobytes())
+
+
+def stored_digest(images: ImageSet, index: int) -> bytes | None:
+    """Hash of the bytes that an image is stored in: a file, a box of a file, a cell; None: only in memory."""
+    while isinstance(images, Wrapped) and images.same_content:
+        images = images.images
+    match images:
+        case FileImages():
+            return file_digest(images.path(index))
+        case ListedImages():
+            item = images.items[index]
+            return file_digest(item) if isinstance(item, str | os.PathLike) else None
+    digest: Callable[[int], bytes | None] | None = getattr(images, "digest", None)
+    return None if digest is None else digest(index)
 
 
 def file_digest(path: str | os.PathLike[str]) -> bytes:
@@ -434,7 +448,7 @@ def natural_key(text: str) -> tuple[object, ...]:
     return (_natural()(text), text)
 
 
-ImageLike = str | os.PathLike[str] | Image.Image
+ImageLike = str | os.PathLike[str] | bytes | Image.Image
 
 
 @dataclass(frozen=True, eq=False)
@@ -442,7 +456,7 @@ class ListedImages(Rows):
     """An image set made of files (or Pillow images) and labels in lists."""
 
     per_image: ClassVar[tuple[str, ...]] = ("items",)
-    items: tuple[ImageLike, ...]  #: files or Pillow images
+    items: tuple[ImageLike, ...]  #: files, bytes of files, or Pillow images
     labels: Tensor  #: int64 [n]
     classes: tuple[str, ...]  #: names of the classes
     template: str = TEMPLATE  #: prompt with `{}`
@@ -461,4 +475,4 @@ class ListedImages(Rows):
     def key(self, index: int) -> str:
         """The file's path as given; the place in the list for an image in memory."""
         item = self.items[index]
-        return f"item {index}" if isinstance(item, Image.Image) else Path(item).as_posix()
+        return Path(item).as_posix() if isinstance(item, str | os.PathLike) else f"item {index}"

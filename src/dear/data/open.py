@@ -1,4 +1,4 @@
-"""`open_data` opens every kind of data: a folder, a table, a benchmark, or a task of the attribute world.
+"""`open_data` opens every kind of data: folders, tables, saved `datasets` folders, benchmarks, world tasks.
 
 The user's own data is a table (`dear.data.table`) or a folder of class folders, with or without `train/` and
 `test/` above them:
@@ -26,6 +26,7 @@ import difflib
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,15 +42,17 @@ from dear.data.images import (
 )
 from dear.data.layouts import COOP, READERS, Benchmark, Listing
 from dear.data.shots import pick_split
-from dear.data.table import open_table
-from dear.errors import DataError, InputError, UsageError
+from dear.data.stored import CellImages, DatasetCells
+from dear.data.table import KINDS, open_table
+from dear.errors import DataError, InputError, UsageError, reason_of
 from dear.images.views import image_paths, is_image_name, is_own_name
+from dear.utils.extras import missing_extra
 from dear.utils.files import read_json
 from dear.utils.notices import note, warn
 from dear.utils.text import check_name
 
 WORLD = "world:"
-TABLES = (".csv", ".jsonl", ".ndjson")
+HUB = "hf://datasets/"
 UNLABELED_FOLDER = "unlabeled"  #: next to class folders; its images have no label (`dear.data.unlabeled`)
 DOMAINBED = "python -m domainbed.scripts.download (https://github.com/facebookresearch/DomainBed)"
 # What folders may be called, by the split they hold.
@@ -57,7 +60,7 @@ SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "val": ("
 
 
 def open_data(
-    spec: str | os.PathLike[str],
+    spec: str | os.PathLike[str] | Any,
     split: str = "test",
     root: str | os.PathLike[str] | None = None,
     template: str | None = None,
@@ -66,7 +69,8 @@ def open_data(
     """Open one split of a dataset.
 
     Args:
-        spec: a folder of class folders; a `.csv` or `.jsonl` table; a benchmark's name (with `root`); or
+        spec: a folder of class folders; a CSV, JSONL, Parquet, or COCO JSON table; a pandas or polars frame;
+            `hf://datasets/owner/name` or a saved `datasets` folder; a benchmark's name (with `root`); or
             `world:NAME`.
         split: "train", "test", "val" where there is one, or "all".
         root: the folder that holds the benchmarks; for a table, the folder its paths start from.
@@ -77,21 +81,27 @@ def open_data(
         DataError: the data is missing or malformed.
         UsageError: a benchmark without `root`.
     """
+    if not isinstance(spec, str | os.PathLike):
+        return open_table(spec, split, template=template, name=name, root=root)
     check_data(spec, root)
     text = os.fspath(spec)
     if text.startswith(WORLD):
         return _open_world(text, split, template)
+    if text.startswith(HUB) or _is_saved_dataset(Path(text).expanduser()):
+        return _open_dataset(text, split, template, name)
     path = Path(text).expanduser()
     benchmark = find_benchmark(text)
     if benchmark is not None and root is not None:
         found = open_benchmark(benchmark.name, split, root, template=template)
         return replace(found, source=Source(benchmark.name, os.path.abspath(root)))
+    images: Any
     if os.path.isdir(path):
-        found = open_folder(path, split, template=template, name=name)
+        images = open_folder(path, split, template=template, name=name)
     else:
-        found = open_table(path, split, template=template, name=name, root=root)
+        images = open_table(path, split, template=template, name=name, root=root)
     base = None if root is None else os.path.abspath(root)
-    return replace(found, source=Source(os.path.abspath(path), base))
+    opened: ImageSet = replace(images, source=Source(os.path.abspath(path), base))
+    return opened
 
 
 def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> None:
@@ -104,7 +114,9 @@ def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None
         return
     path = Path(text).expanduser()
     benchmark = find_benchmark(text)
-    if (benchmark is not None and root is not None) or os.path.isdir(path) or path.suffix.lower() in TABLES:
+    if (benchmark is not None and root is not None) or os.path.isdir(path) or path.suffix.lower() in KINDS:
+        return
+    if text.startswith(HUB):
         return
     if benchmark is not None:
         raise UsageError(
@@ -112,12 +124,64 @@ def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None
             hint="data-root",
         )
     if os.path.exists(path):
-        raise DataError(f"{path}: is neither a folder nor a .csv or .jsonl table")
+        raise DataError(f"{path}: must be a folder or a table ({', '.join(KINDS)})")
     near = difflib.get_close_matches(text.casefold(), [known.casefold() for known in BENCHMARKS], 1)
     hint = next(
         (f"; did you mean {known}?" for known in BENCHMARKS if near and known.casefold() == near[0]), ""
     )
     raise DataError(f"{text[:200]}: no such folder, table or dataset{hint}")
+
+
+def _is_saved_dataset(path: Path) -> bool:
+    """Whether a folder was written by `Dataset.save_to_disk` or `DatasetDict.save_to_disk`."""
+    return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
+def _open_dataset(text: str, split: str, template: str | None, name: str | None) -> ImageSet:
+    """A dataset of Hugging Face: from the hub, or a saved folder. Columns `image` and `label`."""
+    try:
+        import datasets
+    except ModuleNotFoundError:
+        raise missing_extra("a Hugging Face dataset", "datasets") from None
+    repository = text.removeprefix(HUB)
+    try:
+        loaded: Any = (
+            datasets.load_dataset(repository) if text.startswith(HUB) else datasets.load_from_disk(text)
+        )
+    except Exception as error:  # of many kinds: network, missing files, scripts that are not run
+        raise DataError(f"{text}: cannot be loaded ({reason_of(error)})") from None
+    parts = loaded if hasattr(loaded, "keys") else {"all": loaded}
+    chosen = next((key for key in (split, *SPLITS.get(split, ())) if key in parts), None)
+    if chosen is None and split == "test" and "validation" in parts:
+        chosen = "validation"
+    whole = len(parts) == 1 and chosen is None
+    if chosen is None and not whole and split != "all":
+        raise DataError(f"{text}: has no split {split!r}; it has {', '.join(parts)}")
+    if split == "all" and not whole and len(parts) > 1:
+        table = datasets.concatenate_datasets(list(parts.values()))
+    else:
+        table = parts[next(iter(parts)) if chosen is None else chosen]
+    for column in ("image", "label"):
+        if column not in table.column_names:
+            raise DataError(f"{text}: has no column {column!r}; it has {', '.join(table.column_names)}")
+    feature = table.features["label"]
+    labels = table["label"][:] if hasattr(feature, "names") else [str(value) for value in table["label"][:]]
+    raw = list(feature.names) if hasattr(feature, "names") else sorted(set(labels), key=natural_key)
+    classes = check_classes(raw, [readable(one) for one in raw], text)
+    numbers = [int(label) if hasattr(feature, "names") else raw.index(label) for label in labels]
+    rows = list(range(len(numbers)))
+    if whole and split != "all":
+        rows = pick_split([f"row {row}" for row in rows], numbers, split, text)
+    table = table.cast_column("image", datasets.Image(decode=False))
+    return CellImages(
+        name=name or Path(repository).name,
+        classes=classes,
+        template=check_template(TEMPLATE if template is None else template),
+        reader=DatasetCells(table, "image", text),
+        rows=tuple(rows),
+        labels=torch.tensor([numbers[row] for row in rows], dtype=torch.int64),
+        source=Source(text if text.startswith(HUB) else os.path.abspath(text)),
+    )
 
 
 def _open_world(spec: str, split: str, template: str | None) -> ImageSet:

@@ -1,4 +1,4 @@
-"""Files that describe data, and the paths that stand in them: kept inside the folder they belong to."""
+"""Paths in tables and lists: anywhere in the user's own tables, inside their folder in those of strangers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,25 @@ def read_list(path: Path, what: str, hint: str | None = None) -> str:
         return read_text(path, what, encoding="utf-8-sig")
     except DearError as error:
         raise DataError(str(error), hint=hint) from error
+
+
+class Anywhere:
+    """Paths of the user's own tables: absolute, or relative to a root; links and `..` are fine."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+
+    def check(self, path: str, where: str) -> str:
+        """The path in plain form; see `Inside.check`."""
+        plain = path.strip()
+        if not plain or "\0" in plain:
+            raise DataError(f"{where}: the path {path!r} is empty or malformed")
+        absolute = os.path.isabs(plain) or _DRIVE.match(plain) is not None
+        plain = plain if absolute else plain.replace("\\", "/")
+        plain = os.path.normpath(plain).replace(os.sep, "/")
+        if plain == "." or plain.endswith(".."):
+            raise DataError(f"{where}: the path {path!r} names a folder, not an image")
+        return plain
 
 
 class Inside:

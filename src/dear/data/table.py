@@ -1,47 +1,58 @@
-"""A table of images: CSV with a header, or JSONL with one object per line.
+"""A table of images: CSV, JSONL, Parquet, a pandas or polars frame, or COCO JSON.
 
-Columns: `path` (relative to the table's folder), `label`, and as wanted `classname`, `split`, `domain`,
-`group` (a value beside the class, for accuracy in the worst group of class and value).
+Columns: `path` (absolute, or relative to the table's folder or `root`) or, in Parquet and frames, an `image`
+column (bytes, or structs of bytes and path); `label`; optionally `classname`, `split`, `domain`, `group`
+(another attribute, for accuracy in the worst group), and `x,y,width,height` for a box (pixels or fractions).
 Without `classname`, labels are class names and are read like folder names (`golden_retriever` is "golden
-retriever"); with it, the class name stands there (only underscores are read as spaces) and `label` may be a
-number. Classes are in the order of their labels: by value if all are whole numbers, else in natural order.
-Rows with an empty label are unlabeled images (`dear.data.unlabeled`). Other columns are ignored.
+retriever"); with it, `label` may be a number. Classes are in the order of their labels: by value if all are
+whole numbers, otherwise in natural order. Rows with an empty label are unlabeled images
+(`dear.data.unlabeled`). Other columns are ignored.
 
-Paths may not leave the table's folder, neither by `..` nor by a link, and no image may stand in it twice:
-it could be trained on and tested, or have two labels. Where there is no `split` column, a fifth of each
-class (and domain) is held out for testing by the hash of the path.
+No image (or box) may occur twice: it could be trained on and tested, or have two labels. Without a `split`
+column, a fifth of each class (and domain) is held out for testing by the hash of the path. `confined` tables,
+which come from strangers, may not leave their folder, neither by `..` nor by a link.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from dear.data.images import (
     TEMPLATE,
     FileImages,
+    ImageSet,
     check_classes,
     check_template,
     natural_key,
     readable,
     spaced,
 )
-from dear.data.paths import Inside, read_list
+from dear.data.paths import Anywhere, Inside, read_list
 from dear.data.shots import pick_split
+from dear.data.stored import Box, BoxedImages, CellImages, CellReader, ParquetCells, decode_cell
 from dear.errors import DataError, DearError, InputError
+from dear.utils.extras import missing_extra
+from dear.utils.files import read_json
 from dear.utils.text import check_name, parse_json
 
 REQUIRED = ("path", "label")
 OPTIONAL = ("classname", "split", "domain", "group")
+BOX = ("x", "y", "width", "height")
+IMAGE = "image"  #: column of encoded images
+KINDS = (".csv", ".jsonl", ".ndjson", ".parquet", ".json")  #: endings of tables
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
+
+Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,70 +60,131 @@ class Row:
     """One row of a table; columns that the table lacks are None."""
 
     number: int
-    path: str
+    path: str | None
     label: str
     classname: str | None = None
     split: str | None = None
     domain: str | None = None
     group: str | None = None
+    box: Box | None = None
+
+    @property
+    def key(self) -> str:
+        """What the row shows, for splits."""
+        path = f"row {self.number}" if self.path is None else self.path
+        return path if self.box is None else f"{path}#{self.box.text}"
+
+
+class _Paths(Protocol):
+    def check(self, path: str, where: str) -> str:
+        """The path in plain form."""
 
 
 def open_table(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Any,
     split: str,
     template: str | None = None,
     name: str | None = None,
     root: str | os.PathLike[str] | None = None,
-) -> FileImages:
-    """Read a CSV or JSONL table.
+    *,
+    confined: bool = False,
+    margin: float = 0.0,
+) -> ImageSet:
+    """Read a table.
 
     Args:
-        path: the table; its ending tells its kind.
+        path: a CSV, JSONL, Parquet, or COCO JSON file, or a pandas or polars frame.
         split: a value of the `split` column, or "all".
         template: prompt with `{}` (default "a photo of a {}.").
         name: of the dataset (default: the table's name; of an `index.csv` its folder's).
-        root: the folder that paths start from (default: the table's).
+        root: the folder that relative paths start from (default: the table's).
+        confined: reject paths that leave `root`.
+        margin: added to every box on each side, as a fraction of the box.
+
+    Raises:
+        DataError: a row is malformed; it is named, with its column.
     """
-    path = Path(path)
-    folder = Path(root) if root is not None else path.parent
-    rows = [row for row in read_table(path, folder) if row.label]
+    frame = None if isinstance(path, str | os.PathLike) else path
+    place = Path("frame" if frame is not None else path)
+    folder = Path(root) if root is not None else (Path() if frame is not None else place.parent)
+    records, reader = _frame(frame) if frame is not None else _records(place, folder)
+    paths: _Paths = Inside(folder) if confined else Anywhere(folder)
+    required = REQUIRED if reader is None else ("label",)
+    rows = _rows(records, str(place), paths, required, margin=margin)
+    rows = [row for row in rows if row.label]
     if not rows:
-        raise DataError(f"{path}: no row has a label; a dataset needs some")
-    classes, labels = _classes(rows, path)
+        raise DataError(f"{place}: no row has a label; a dataset needs some")
+    classes, labels = _classes(rows, place)
     if rows[0].split is None:
         groups = [(row.label, row.domain) for row in rows]
-        chosen = pick_split([row.path for row in rows], groups, split, str(path), folder)
+        searched = folder if reader is None and rows[0].box is None else None
+        chosen = pick_split([row.key for row in rows], groups, split, str(place), searched)
     else:
         chosen = [index for index, row in enumerate(rows) if split in ("all", row.split)]
         if not chosen:
             there = ", ".join(sorted({row.split or "" for row in rows}))
-            raise DataError(f"{path}: has no rows of split {split!r}; it has {there}")
+            raise DataError(f"{place}: has no rows of split {split!r}; it has {there}")
     taken = [rows[index] for index in chosen]
-    return FileImages(
-        name=name or (path.resolve().parent.name if path.stem == "index" else path.stem),
-        classes=classes,
-        template=check_template(TEMPLATE if template is None else template),
-        root=folder,
-        paths=tuple(row.path for row in taken),
-        labels=torch.tensor([labels[row.label] for row in taken], dtype=torch.int64),
-        domains=None if rows[0].domain is None else tuple(row.domain or "" for row in taken),
-        groups=None if rows[0].group is None else tuple(row.group or "" for row in taken),
-    )
+    common: dict[str, Any] = {
+        "name": name or (place.resolve().parent.name if place.stem == "index" else place.stem),
+        "classes": classes,
+        "template": check_template(TEMPLATE if template is None else template),
+        "labels": torch.tensor([labels[row.label] for row in taken], dtype=torch.int64),
+        "domains": None if rows[0].domain is None else tuple(row.domain or "" for row in taken),
+        "groups": None if rows[0].group is None else tuple(row.group or "" for row in taken),
+    }
+    if reader is not None:
+        return CellImages(reader=reader, rows=tuple(row.number - 1 for row in taken), **common)
+    files = tuple(row.path or "" for row in taken)
+    if rows[0].box is None:
+        return FileImages(root=folder, paths=files, **common)
+    boxes = tuple(row.box or Box(0, 0, 1, 1) for row in taken)
+    places = tuple(f"{place}, row {row.number}" for row in taken)
+    return BoxedImages(root=folder, files=files, boxes=boxes, places=places, **common)
 
 
-def read_table(path: Path, root: Path, required: tuple[str, ...] = REQUIRED) -> list[Row]:
-    """Every row of a table, checked; see `open_table`. The label of an unlabeled image is ""."""
-    records = _jsonl(path) if path.suffix.lower() in (".jsonl", ".ndjson") else _csv(path, required)
-    inside = Inside(root)
+def read_table(
+    path: Path, root: Path, required: tuple[str, ...] = REQUIRED, *, confined: bool = False
+) -> list[Row]:
+    """Every row of a table of files, checked; see `open_table`. The label of an unlabeled image is ""."""
+    records, reader = _records(path, root, required)
+    if reader is not None:
+        raise DataError(f"{path}: needs a column path here; images inside a table can be labeled data only")
+    return _rows(records, str(path), Inside(root) if confined else Anywhere(root), required)
+
+
+def _records(
+    path: Path, root: Path, required: tuple[str, ...] = REQUIRED
+) -> tuple[Iterator[tuple[int, Record]], CellReader | None]:
+    """Number and cells of each row, and what reads the image column where there is one."""
+    match path.suffix.lower():
+        case ".jsonl" | ".ndjson":
+            return _jsonl(path), None
+        case ".parquet":
+            return _parquet(path, root, required)
+        case ".json":
+            return _coco(path), None
+    return _csv(path, required), None
+
+
+def _rows(
+    records: Iterable[tuple[int, Record]],
+    place: str,
+    paths: _Paths,
+    required: tuple[str, ...] = REQUIRED,
+    *,
+    margin: float = 0.0,
+) -> list[Row]:
+    """Every row, checked; the label of an unlabeled image is ""."""
     rows: list[Row] = []
     first: dict[str, int] = {}
     columns: frozenset[str] | None = None
-    for number, cells_of_row in records:
-        where = f"{path}, row {number}"
-        record = dict(cells_of_row)
+    for number, cells in records:
+        where = f"{place}, row {number}"
+        record = dict(cells)
         if "label" not in required or ("label" in record and record["label"] is None):
             record["label"] = record.get("label") or ""
-        present = frozenset(key for key in REQUIRED + OPTIONAL if record.get(key) is not None)
+        present = frozenset(key for key in (*REQUIRED, *OPTIONAL, *BOX) if record.get(key) is not None)
         missing = [key for key in required if key not in present]
         if missing:
             raise DataError(f"{where}: has no {' and no '.join(missing)}")
@@ -120,17 +192,38 @@ def read_table(path: Path, root: Path, required: tuple[str, ...] = REQUIRED) -> 
             odd = sorted(present ^ columns)[0]
             raise DataError(f"{where}: some rows have {odd!r} and others do not; fill it in all or in none")
         columns = present
-        cells = {key: _cell(record[key], key, where) for key in sorted(present)}
-        image = inside.check(cells["path"], where)
-        if image in first:
-            raise DataError(f"{where}: the image {image!r} stands in row {first[image]} already; keep one")
-        first[image] = number
-        if "split" in cells:
-            cells["split"] = cells["split"].lower()
-        rows.append(Row(number, **{**cells, "path": image}))
+        texts = {key: _cell(record[key], key, where) for key in sorted(present - set(BOX))}
+        box = _box(record, present, where, margin)
+        if "split" in texts:
+            texts["split"] = texts["split"].lower()
+        path = paths.check(texts["path"], where) if "path" in required else None
+        texts.pop("path", None)
+        row = Row(number, path, box=box, **texts)
+        if first.setdefault(row.key, number) != number:
+            raise DataError(f"{where}: {row.key!r} is already in row {first[row.key]}; keep one")
+        rows.append(row)
     if not rows:
-        raise DataError(f"{path}: the table has no rows")
+        raise DataError(f"{place}: the table has no rows")
     return rows
+
+
+def _box(record: Record, present: frozenset[str], where: str, margin: float) -> Box | None:
+    """The box of a row; None where the table has none."""
+    if not present & set(BOX):
+        return None
+    values = []
+    for column in BOX:
+        try:
+            value = float(record.get(column))  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise DataError(f"{where}: {column} must be a number, got {record.get(column)!r}") from None
+        if not math.isfinite(value) or value < 0 or (column in ("width", "height") and value == 0):
+            raise DataError(
+                f"{where}: {column} must be {'above' if column[0] in 'wh' else 'at least'} 0, got {value}"
+            )
+        values.append(value)
+    x, y, width, height = values
+    return Box(x, y, width, height, margin)
 
 
 def _cell(value: Any, column: str, where: str) -> str:
@@ -138,7 +231,7 @@ def _cell(value: Any, column: str, where: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and column == "label":
         return str(value)
     if not isinstance(value, str):
-        raise DataError(f"{where}: {column} is {value!r}, not a text")
+        raise DataError(f"{where}: {column} must be text, got {value!r}")
     if not value.strip() and column != "label":
         raise DataError(f"{where}: {column} is empty; fill it or remove the row")
     return value if column == "path" else value.strip()
@@ -163,7 +256,89 @@ def _classes(rows: list[Row], path: Path) -> tuple[tuple[str, ...], dict[str, in
     return classes, {label: number for number, label in enumerate(order)}
 
 
-def _csv(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _frame(frame: Any) -> tuple[Iterator[tuple[int, Record]], CellReader | None]:
+    """Rows of a pandas or polars frame; missing values are None."""
+    if not hasattr(frame, "columns"):
+        raise DataError(f"data must be a path, a name, or a frame with columns, got {type(frame).__name__}")
+    rows = frame.to_dicts() if hasattr(frame, "to_dicts") else frame.to_dict("records")
+    records = [{str(key).lower(): _present(value) for key, value in row.items()} for row in rows]
+    cells = IMAGE in _lower(frame.columns) and "path" not in _lower(frame.columns)
+    reader = _ListedCells([row.get(IMAGE) for row in records], "frame") if cells else None
+    return iter(enumerate(records, 1)), reader
+
+
+def _present(value: Any) -> Any:
+    """A value of a frame; None for NaN."""
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _lower(names: Iterable[Any]) -> list[str]:
+    return [str(name).lower() for name in names]
+
+
+class _ListedCells:
+    """Images of a frame, already in memory."""
+
+    def __init__(self, values: Sequence[Any], place: str) -> None:
+        self._values, self._place = values, place
+
+    def read(self, row: int) -> bytes | str:
+        return decode_cell(self._values[row], f"{self._place}, row {row + 1}, column {IMAGE}", Path())
+
+
+def _parquet(
+    path: Path, root: Path, required: tuple[str, ...]
+) -> tuple[Iterator[tuple[int, Record]], CellReader | None]:
+    """Rows of a Parquet file without its image column, and the reader of that column."""
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ModuleNotFoundError:
+        raise missing_extra("a Parquet table", "parquet") from None
+    try:
+        with ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            wanted = [name for name in names if name.lower() in ("path", "label", *OPTIONAL, *BOX)]
+            rows = file.read(columns=wanted).to_pylist()
+    except (OSError, ArrowException) as error:
+        raise DataError(f"{path}: cannot be read as Parquet ({str(error).splitlines()[0]})") from None
+    image = next((name for name in names if name.lower() == IMAGE), None)
+    _check_header([name.lower() for name in wanted] + ([IMAGE] if image else []), path, required)
+    reader = None if image is None or "path" in _lower(wanted) else ParquetCells(path, image, root)
+    if reader is not None and rows:
+        try:
+            reader.read(0)
+        except InputError as error:
+            raise DataError(str(error)) from None
+    return iter(
+        [(number, {key.lower(): value for key, value in row.items()}) for number, row in enumerate(rows, 1)]
+    ), reader
+
+
+def _coco(path: Path) -> Iterator[tuple[int, Record]]:
+    """Boxes of a COCO file: one row per annotation."""
+    try:
+        content = read_json(path, "COCO file")
+        files = {image["id"]: image["file_name"] for image in content["images"]}
+        names = {category["id"]: category["name"] for category in content["categories"]}
+        annotations = content["annotations"]
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{path}: is not a COCO file: it needs images, categories, and annotations ({error})"
+        ) from None
+    for number, annotation in enumerate(annotations, 1):
+        where = f"{path}, annotation {number}"
+        try:
+            x, y, width, height = annotation["bbox"]
+            file, label = files[annotation["image_id"]], names[annotation["category_id"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{where}: needs image_id, category_id, and bbox of four numbers ({error})"
+            ) from None
+        yield number, {"path": file, "label": label, "x": x, "y": y, "width": width, "height": height}
+
+
+def _csv(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
     """Line number and cells of each row of a CSV table."""
     reader = csv.reader(io.StringIO(read_list(path, "table"), newline=""), strict=True)
     try:
@@ -177,22 +352,25 @@ def _csv(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, Mapping[s
                     f"{path}, row {reader.line_num}: has {len(cells)} cells where the header has "
                     f"{len(header)}; quote cells that hold commas"
                 )
-            yield reader.line_num, dict(zip(header, cells, strict=True))
+            row = dict(zip(header, cells, strict=True))
+            yield reader.line_num, {key: value for key, value in row.items() if value or key not in BOX}
     except csv.Error as error:
         raise DataError(f"{path}, row {reader.line_num}: is not valid CSV ({error})") from error
 
 
 def _check_header(header: list[str], path: Path, required: tuple[str, ...]) -> None:
     missing = [column for column in required if column not in header]
+    if missing == ["path"] and IMAGE in header:
+        missing = []
     if missing:
         hint = "; separate columns by commas" if len(header) == 1 and re.search(r"[;\t]", header[0]) else ""
         raise DataError(f"{path}: has no column {' and no column '.join(missing)}{hint}")
-    for column in REQUIRED + OPTIONAL:
+    for column in ("path", "label", *OPTIONAL, *BOX):
         if header.count(column) > 1:
             raise DataError(f"{path}: has two columns called {column}; remove one")
 
 
-def _jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _jsonl(path: Path) -> Iterator[tuple[int, Record]]:
     """Line number and object of each line of a JSONL table."""
     for number, line in enumerate(read_list(path, "table").split("\n"), 1):
         if not line.strip():

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from dear.data.images import TEMPLATE, FileImages, ImageLike, ImageSet, ListedImages, Wrapped, natural_key
-from dear.data.open import SPLITS, TABLES, UNLABELED_FOLDER, WORLD, check_data, find_benchmark, open_data
-from dear.data.table import read_table
+from dear.data.open import SPLITS, UNLABELED_FOLDER, WORLD, check_data, find_benchmark, open_data
+from dear.data.table import KINDS, read_table
 from dear.errors import DataError
 from dear.images.names import image_paths
 from dear.images.views import Size
@@ -97,7 +97,7 @@ def open_unlabeled(source: str | os.PathLike[str], root: str | os.PathLike[str] 
     if os.path.isdir(path):
         return _files(path, sorted(image_paths(path), key=natural_key), path)
     folder = path.parent if root is None else Path(root)
-    return _files(folder, [row.path for row in read_table(path, folder, required=("path",))], path)
+    return _files(folder, [row.path or "" for row in read_table(path, folder, required=("path",))], path)
 
 
 def unlabeled_part(
@@ -118,10 +118,10 @@ def unlabeled_part(
             for name in sorted(image_paths(folder / UNLABELED_FOLDER), key=natural_key)
         ]
         return _files(path, rows, path) if rows else None
-    if path.suffix.lower() not in TABLES or not path.is_file():
+    if path.suffix.lower() not in KINDS or not path.is_file():
         return None
     folder = path.parent if root is None else Path(root)
-    rows = [row.path for row in read_table(path, folder) if not row.label]
+    rows = [row.path or "" for row in read_table(path, folder) if not row.label]
     return _files(folder, rows, path) if rows else None
 
 

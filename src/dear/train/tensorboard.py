@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dear.errors import UsageError
 from dear.train.loop import OnStep
+from dear.utils.extras import missing_extra
 
 _SKIPPED = ("step", "epoch")
 
@@ -22,9 +22,7 @@ class Board:
         try:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError:
-            raise UsageError(
-                "logging for TensorBoard needs a package: pip install '.[tensorboard]' in your clone"
-            ) from None
+            raise missing_extra("logging for TensorBoard", "tensorboard") from None
         self.folder = Path(folder)
         self._make = SummaryWriter
         self._writers: dict[str, Any] = {}

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dear.errors import UsageError
+from dear.utils.extras import missing_extra
 
 
 def _ray(*parts: str) -> Any:
@@ -19,9 +20,7 @@ def _ray(*parts: str) -> Any:
         return importlib.import_module("ray")
     except ImportError:
         extras = "cluster,serve" if "serve" in parts else "cluster"
-        raise UsageError(
-            f"the engine ray needs Ray, which is not installed: pip install '.[{extras}]' in your clone"
-        ) from None
+        raise missing_extra("the engine ray", extras) from None
 
 
 def check_installed() -> None:

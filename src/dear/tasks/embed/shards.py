@@ -29,6 +29,7 @@ from dear.errors import DataError, InputError, RunError, UsageError
 from dear.images.names import find_images
 from dear.utils.cluster import map_items
 from dear.utils.digest import of_parts
+from dear.utils.extras import missing_extra
 from dear.utils.files import read_text, write_atomic, write_json
 from dear.utils.progress import Progress, silent
 from dear.utils.text import decode
@@ -276,4 +277,4 @@ def _need_pyarrow() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise UsageError("Parquet needs pyarrow: pip install '.[parquet]' in your clone") from None
+        raise missing_extra("Parquet", "parquet") from None

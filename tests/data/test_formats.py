@@ -1,0 +1,171 @@
+"""Tables that point anywhere, Parquet with images inside, frames, COCO boxes, saved `datasets` folders."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dear.data.images import content_digest, source_of, stored_digest
+from dear.data.open import open_data
+from dear.data.stored import Box
+from dear.errors import DataError, InputError
+from dear.images.open import open_image
+
+pandas = pytest.importorskip("pandas")
+pyarrow = pytest.importorskip("pyarrow")
+
+
+def encoded(color: tuple[int, int, int], size: tuple[int, int] = (20, 16)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, color).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Eight images in a folder that holds no table: four red, four blue."""
+    folder = tmp_path / "nas"
+    folder.mkdir()
+    for number in range(8):
+        color = (200, number * 9, 0) if number < 4 else (0, number * 9, 200)
+        (folder / f"{number}.png").write_bytes(encoded(color))
+    return folder
+
+
+def rows_of(photos: Path) -> list[tuple[str, str]]:
+    return [(str(photos / f"{number}.png"), "red" if number < 4 else "blue") for number in range(8)]
+
+
+@pytest.mark.parametrize("kind", ["absolute", "parents", "link", "root"])
+def test_tables_point_anywhere(photos: Path, tmp_path: Path, kind: str) -> None:
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    (tables / "linked").symlink_to(photos)
+    start = {"absolute": str(photos), "parents": "../nas", "link": "linked", "root": ""}[kind]
+    lines = [f"{Path(start) / Path(path).name},{label}" for path, label in rows_of(photos)]
+    (tables / "t.csv").write_text("path,label\n" + "\n".join(lines))
+    images = open_data(tables / "t.csv", "all", root=photos if kind == "root" else None)
+    assert images.classes == ("blue", "red")
+    assert images.image(0).getpixel((0, 0)) == (200, 0, 0)
+    split = [set(open_data(tables / "t.csv", part, root=photos if kind == "root" else None).paths)
+             for part in ("train", "test")]  # fmt: skip
+    assert split[0]
+    assert split[1]
+    assert not split[0] & split[1]
+
+
+def test_the_same_images_in_every_format(photos: Path, tmp_path: Path) -> None:
+    rows = rows_of(photos)
+    frame = pandas.DataFrame(rows, columns=["path", "label"])
+    contents = [Path(path).read_bytes() for path, _ in rows]
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_json(tmp_path / "t.jsonl", orient="records", lines=True)
+    frame.to_parquet(tmp_path / "t.parquet")
+    labels = [label for _, label in rows]
+    pandas.DataFrame({"image": contents, "label": labels}).to_parquet(tmp_path / "bytes.parquet")
+    structs = [{"bytes": content, "path": None} for content in contents]
+    pandas.DataFrame({"image": structs, "label": labels}).to_parquet(
+        tmp_path / "structs.parquet", row_group_size=3
+    )
+    sources = [
+        tmp_path / name for name in ("t.csv", "t.jsonl", "t.parquet", "bytes.parquet", "structs.parquet")
+    ]
+    frames = [frame, pandas.DataFrame({"image": contents, "label": labels})]
+    for source in [*sources, *frames]:
+        images = open_data(source, "all")
+        assert images.classes == ("blue", "red")
+        assert images.labels.tolist() == [1] * 4 + [0] * 4
+        assert [content_digest(images, row) for row in range(8)] == [
+            content_digest(open_data(sources[0], "all"), row) for row in range(8)
+        ]
+        assert stored_digest(images, 3) is not None
+        assert open_image(source_of(images, 5)).getpixel((0, 0)) == images.image(5).getpixel((0, 0))
+        pixels = images.pixels([0, 7], 8)
+        assert torch.equal(pixels[:, :, 0, 0], torch.tensor([[200, 0, 0], [0, 63, 200]], dtype=torch.uint8))
+        part = images.subset([7, 0])
+        assert part.labels.tolist() == [0, 1]
+        assert part.key(0) == images.key(7)
+
+
+def test_parquet_errors_name_row_and_column(tmp_path: Path) -> None:
+    pandas.DataFrame({"image": [1.5, 2.5], "label": ["a", "b"]}).to_parquet(tmp_path / "numbers.parquet")
+    with pytest.raises(DataError, match=r"numbers\.parquet, row 1, column image"):
+        open_data(tmp_path / "numbers.parquet", "all")
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(DataError, match=r"cut\.parquet"):
+        open_data(tmp_path / "cut.parquet", "all")
+    pandas.DataFrame({"file": ["a.png"], "label": ["a"]}).to_parquet(tmp_path / "odd.parquet")
+    with pytest.raises(DataError, match="path"):
+        open_data(tmp_path / "odd.parquet", "all")
+
+
+def test_boxes_are_images(tmp_path: Path) -> None:
+    pixels = np.zeros((40, 60, 3), dtype=np.uint8)
+    pixels[:20, :30] = (255, 0, 0)
+    pixels[20:, 30:] = (0, 0, 255)
+    Image.fromarray(pixels).save(tmp_path / "scene.png")
+    (tmp_path / "boxes.csv").write_text(
+        "path,label,x,y,width,height\nscene.png,red,0,0,30,20\nscene.png,blue,0.5,0.5,0.5,0.5\n"
+    )
+    images = open_data(tmp_path / "boxes.csv", "all")
+    assert [images.image(row).size for row in range(2)] == [(30, 20), (30, 20)]
+    assert [images.image(row).getpixel((5, 5)) for row in range(2)] == [(255, 0, 0), (0, 0, 255)]
+    assert images.key(0) != images.key(1)
+    assert stored_digest(images, 0) != stored_digest(images, 1)
+    coco = {
+        "images": [{"id": 7, "file_name": "scene.png"}],
+        "categories": [{"id": 1, "name": "red"}, {"id": 2, "name": "blue"}],
+        "annotations": [
+            {"image_id": 7, "category_id": 1, "bbox": [0, 0, 30, 20]},
+            {"image_id": 7, "category_id": 2, "bbox": [30, 20, 30, 20]},
+        ],
+    }
+    (tmp_path / "coco.json").write_text(json.dumps(coco))
+    again = open_data(tmp_path / "coco.json", "all")
+    assert again.classes == ("blue", "red")
+    assert torch.equal(again.pixels([0, 1], 8), images.pixels([0, 1], 8))
+
+
+@pytest.mark.parametrize(
+    ("row", "column"), [("-1,0,5,5", "x"), ("0,0,0,5", "width"), ("0,0,much,5", "width"), ("0,nan,5,5", "y")]
+)
+def test_malformed_boxes_name_row_and_column(tmp_path: Path, row: str, column: str) -> None:
+    (tmp_path / "a.png").write_bytes(encoded((1, 2, 3)))
+    (tmp_path / "boxes.csv").write_text(f"path,label,x,y,width,height\na.png,a,0,0,4,4\na.png,b,{row}\n")
+    with pytest.raises(DataError, match=rf"row 3: {column}"):
+        open_data(tmp_path / "boxes.csv", "all")
+
+
+def test_a_box_outside_its_image_names_the_row(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encoded((1, 2, 3)))
+    (tmp_path / "boxes.csv").write_text("path,label,x,y,width,height\na.png,a,0,0,4,4\na.png,b,10,10,40,4\n")
+    with pytest.raises(InputError, match=r"boxes\.csv, row 3"):
+        open_data(tmp_path / "boxes.csv", "all").image(1)
+
+
+def test_a_margin_stays_inside_the_image() -> None:
+    assert Box(10, 10, 10, 10, margin=0.5).corners(100, 100) == (5, 5, 25, 25)
+    assert Box(0, 0, 10, 10, margin=0.5).corners(12, 100) == (0, 0, 12, 15)
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_saved_datasets_folders(photos: Path, tmp_path: Path, split: bool) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["blue", "red"])}
+    )
+    records = [{"image": path, "label": label} for path, label in rows_of(photos)]
+    table = datasets.Dataset.from_list(records, features=features)
+    saved = datasets.DatasetDict({"train": table, "test": table.select([0, 7])}) if split else table
+    saved.save_to_disk(str(tmp_path / "saved"))
+    images = open_data(tmp_path / "saved", "all" if not split else "train")
+    assert len(images) == 8
+    assert images.classes == ("blue", "red")
+    assert images.image(0).getpixel((0, 0)) == (200, 0, 0)
+    assert len(open_data(tmp_path / "saved", "test")) == 2
