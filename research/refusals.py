@@ -88,13 +88,14 @@ def spread(images: ImageSet) -> ImageSet:
 def scores(model: Model, images: ImageSet, features: Tensor) -> tuple[Tensor, Tensor]:
     """The score of each image, and its largest calibrated logit; frozen features [n, E] are known."""
     frozen = (features,) if model.method.cut == "feature" else None
-    scaled = model.calibrated(model.logits(images, frozen=frozen)[model.modes[0]])
-    return model.score(scaled, model.nearness(features)), scaled.amax(dim=-1)
+    mode, scale = model.modes[0], model.scale
+    scaled = scale.calibrated(model.logits(images, frozen=frozen)[mode], mode)
+    return scale.score(scaled, scale.nearness(features), mode), scaled.amax(dim=-1)
 
 
 def measured(model: Model, known: Any, near: Any, far: Any) -> dict[str, Any]:
     """Shares and areas of scores and logits."""
-    limit = model.threshold(SHARE)
+    limit = model.scale.threshold(SHARE, model.modes[0])
     alone = threshold(model.calibration.modes[model.modes[0]].logits, SHARE) if model.calibration else limit
     low, high = limit.among(len(known[0]))
     refused = float((known[0] < limit.value).double().mean())

@@ -123,7 +123,7 @@ def refusing_half(model: Model, files: list[str]) -> Calibration:
         middle, spread = float(values.quantile(0.5)), float(values.std())
         return tuple(np.linspace(middle - 0.1 * spread, middle + 2 * spread, 100).tolist())
 
-    near = around(model.nearness(model.features(files, cached=False)))
+    near = around(model.scale.nearness(model.features(files, cached=False)))
     return Calibration(
         nearness=near,
         modes={
@@ -324,7 +324,7 @@ def refused_by_predict(run: Path, photos: Photos, backbone: str) -> list[bool]:
     assert result.exit_code == 0, result.output
     with out.open() as file:
         rows = list(csv.DictReader(file))
-    assert all((row["class"] == "none of these") == (row["rejected"] == "yes") for row in rows)
+    assert all((row["answer"] == "none of these") == (row["rejected"] == "yes") for row in rows)
     return [row["rejected"] == "yes" for row in rows]
 
 
@@ -332,12 +332,12 @@ def refused_by_evaluate(run: Path, photos: Photos, backbone: str) -> list[bool]:
     model = Model.load(run, backbone)
     for cached in (True, True, False):  # the second time from the cache
         found = model.evaluate(open_data(photos.folder, "all"), scores=True, cached=cached)
-    return (found.scores[model.modes[0]] < model.threshold(SHARE).value).tolist()
+    return (found.scores[model.modes[0]] < model.scale.threshold(SHARE, model.modes[0]).value).tolist()
 
 
 def refused_by_unknown(run: Path, photos: Photos, backbone: str) -> list[bool]:
     model = Model.load(run, backbone)
-    return (model.scores(photos.files) < model.threshold(SHARE).value).tolist()
+    return (model.scores(photos.files) < model.scale.threshold(SHARE, model.modes[0]).value).tolist()
 
 
 def refused_by_classifier(run: Path, photos: Photos, backbone: str) -> list[bool]:

@@ -32,7 +32,7 @@ def test_files_that_did_not_change_are_not_hashed_again(run: Path, monkeypatch: 
     def refuse(*_: object) -> str:
         raise AssertionError("hashed again")
 
-    monkeypatch.setattr(model, "fingerprint", refuse)
+    monkeypatch.setattr(model.WeightDigests, "of", refuse)
     again = load_run(run).clip
     assert (again.fingerprint, again.identity) == (first.fingerprint, first.identity)
 

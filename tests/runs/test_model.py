@@ -114,7 +114,7 @@ def test_columns_and_keys_do_not_depend_on_the_images(run: Path, photos: Path, t
 
     asked = [str(run), str(photos), "--top", "1"]
     assert columns(*asked) == columns(*asked, "--reject")
-    assert columns(*asked) == ["image", "class", "probability", "rejected", "error"]
+    assert columns(*asked) == ["image", "answer", "class_1", "probability_1", "rejected", "error"]
     for words, wanted in ((asked, [None]), ([*asked, "--reject"], [False])):
         result = CliRunner().invoke(build_app(), ["predict", *words, "--json"])
         rows = json.loads(result.stdout)["predictions"]

@@ -87,15 +87,11 @@ def test_new_and_trained_classes_stand_on_one_scale(run: Path) -> None:
     both = model.with_classes(["purple", "orange"], add=True)
     assert both.trained == (True,) * 4 + (False,) * 2
     own = model.calibration.modes[model.modes[0]]
-    scale, shift = both.scales()
+    scale, shift = both.scale.factors(both.modes[0])
     np.testing.assert_allclose(scale.numpy(), 1 / own.temperature, rtol=1e-6)
     assert shift.tolist() == [0.0] * 6
-    texts, frozen = (t.detach().double().numpy() for t in (both.method.texts(), both.method.prompts.frozen))
-    alone, _ = model.with_classes(["purple", "orange"]).scales()
-    for c in (4, 5):  # in a list of their own, their distance from the trained classes counts
-        tuned = np.sort(np.linalg.norm(texts[c] - texts[:4], axis=1)).mean()
-        before = np.sort(np.linalg.norm(frozen[c] - frozen[:4], axis=1)).mean()
-        assert float(alone[c - 4]) == pytest.approx(np.exp(before - tuned) / own.new_temperature, rel=1e-4)
+    alone, _ = model.with_classes(["purple", "orange"]).scale.factors(model.modes[0])
+    np.testing.assert_allclose(alone.numpy(), 1 / own.new_temperature, rtol=1e-6)
 
 
 def literal_refusals(model: Model, images: list[Any], share: float, nearness: bool = True) -> list[bool]:

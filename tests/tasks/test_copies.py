@@ -48,7 +48,7 @@ def test_figures_are_those_without_copies(folders: dict[str, Path], tmp_path: Pa
         model = adapt(folder, tmp_path / kind, method="linear-probe")
         held = held_out_accuracy(model.method, open_data(folder, "test")).after["default"]
         scores = model.evaluate(fresh, scores=True).scores["default"]
-        refused = float((scores < model.threshold(0.05, "default").value).double().mean())
+        refused = float((scores < model.scale.threshold(0.05, "default").value).double().mean())
         names = ["x"] * len(fresh)
         far = compare(model.reference, model.features(fresh), names, names).far
         (candidate,) = choose(folder, methods=("linear-probe",)).candidates

@@ -151,7 +151,7 @@ def test_calibration_and_a_probes_bias_are_parts(clip, train, test) -> None:
     model = Model(probe, Calibration(modes={"default": own}))
     found = Explainer(model).explain(test.subset([0, 1]))
     for row, one in enumerate(found):
-        scaled = model.calibrated(model.logits(test.subset([row]))["default"])[0].double()
+        scaled = model.scale.calibrated(model.logits(test.subset([row]))["default"], "default")[0].double()
         pair = [NAMES.index(one.answer), NAMES.index(one.other)]
         assert sum(bar.answer for bar in one.bars) == pytest.approx(
             float(scaled[pair[0]] - scaled.mean()), abs=1e-4

@@ -144,7 +144,7 @@ class Session:
         method = model.method
         state = {name: tensor.cpu().contiguous() for name, tensor in method.adapter_state().items()}
         self.record |= {
-            "trainable_parameters": method.trainable_parameters,
+            "trainable_parameters": method.learned_parameters,
             "adapter_bytes": len(safetensors.torch.save(state)) if state else 0,
             "facts": method.facts(),
         }

@@ -3,13 +3,12 @@
 Logits z of a mode become (method page, section 6)
 
     trained class c:   z_c / T
-    new class c:       (gamma_c z_c - m) / T_new + m / T,    gamma_c = exp(-d_tuned) / exp(-d_frozen)
+    new class c:       (z_c - m) / T_new + m / T
 
 where m is the mean of all logits of the image: what they share depends on the image and says nothing about
-its class, so the two sets must not scale it differently. d is the mean distance of c's text feature from its
-k nearest trained classes, in the tuned and in the frozen text space (distance-aware calibration, Wang et al.,
-ICML 2024). Beside trained classes, new ones are scaled as those are: another scale would favor or slight them
-as a whole, which lowers joint accuracy (docs/answers.md).
+its class, so the two sets must not scale it differently. Next to trained classes, new ones are scaled as
+those are: another scale would favor or penalize them as a whole, which lowers joint accuracy
+(docs/answers.md).
 
 Whether an image shows one of the classes is told by two standard scores, both measured in standard deviations
 of held-out images: a of its largest calibrated logit, b of its mean cosine with the nearest training images
@@ -35,7 +34,6 @@ from torch import Tensor
 from dear.errors import UsageError
 from dear.utils.text import Strict, Whole
 
-NEIGHBORS = 10  #: trained classes that the distance of a new class is averaged over
 _ENDS = ((1 - 0.95) / 2, (1 + 0.95) / 2)  # quantiles of a 95% interval
 
 Positive = Annotated[float, Meta(gt=0, le=1e6)]
@@ -95,7 +93,7 @@ class Calibration(Strict, frozen=True):
 
 
 class Threshold(Strict, frozen=True):
-    """A score below which an image is answered with "none of these"."""
+    """The score below which an image is answered with "none of these"."""
 
     value: float  #: the score
     share: float  #: of images of trained classes that was to be refused at most
@@ -106,7 +104,7 @@ class Threshold(Strict, frozen=True):
     def among(self, images: int) -> tuple[float, float]:
         """The interval of the share that is refused of `images` further images of trained classes.
 
-        It is wider than that of the true share: a finite number of images has an error of its own.
+        It is wider than that of the true share, because a finite number of images adds its own error.
         """
         from scipy.stats import betabinom
 
@@ -124,19 +122,19 @@ def threshold(scores: Sequence[float], share: float = 0.05) -> Threshold:
     """The threshold that refuses at most a share of the images of known classes.
 
     With the k-th smallest of n scores as the threshold, the true share of refused images has a Beta(k,
-    n + 1 - k) distribution, whatever the scores are; k is the largest number with mean k / (n + 1) <= share,
-    but at least 1. The interval holds the middle 95% of that distribution.
+    n + 1 - k) distribution if new images score as the held-out ones did; k is the largest number with mean
+    k / (n + 1) <= share, but at least 1. The interval holds the middle 95% of that distribution. Held-out
+    images were scored by methods that learned from fewer images: over many draws of training images 91 to 98%
+    of the shares lie in it (docs/answers.md).
 
-    >>> found = threshold([0.1, 0.4, 0.5, 0.6] * 25)
-    >>> found.value, found.images, round(found.low, 3), round(found.high, 3)
+    >>> limit = threshold([0.1, 0.4, 0.5, 0.6] * 25)
+    >>> limit.value, limit.images, round(limit.low, 3), round(limit.high, 3)
     (0.1, 100, 0.016, 0.099)
     """
     from scipy.stats import beta
 
     if not 0 < share <= 0.5:
-        raise UsageError(
-            f"reject = {share}: give the share of known images to refuse, above 0 and at most 0.5"
-        )
+        raise UsageError(f"reject must be a share of known images above 0 and at most 0.5, got {share}")
     ordered = sorted(scores)
     n = len(ordered)
     if n == 0:
@@ -166,29 +164,16 @@ def combined(logit: Tensor, nearness: Tensor | None) -> Tensor:
     return logit if nearness is None else logit - (-nearness).clamp(min=0).square()
 
 
-def mean_distance(features: Tensor, trained: Tensor, neighbors: int = NEIGHBORS) -> Tensor:
-    """Mean distance [C] of unit features [C, E] from their nearest rows of `trained` [N, E]."""
-    distances = torch.cdist(features.double(), trained.double())
-    return distances.topk(min(neighbors, len(trained)), largest=False).values.mean(dim=-1)
-
-
-def distance_ratio(
-    tuned: Tensor, frozen: Tensor, trained_tuned: Tensor, trained_frozen: Tensor, neighbors: int = NEIGHBORS
-) -> Tensor:
-    """Gamma [C] of new classes: exp(-d_tuned) / exp(-d_frozen), from unit text features."""
-    gap = mean_distance(frozen, trained_frozen, neighbors) - mean_distance(tuned, trained_tuned, neighbors)
-    return gap.exp()
-
-
-def class_scales(own: ModeCalibration, trained: Sequence[bool], gamma: Tensor) -> Tensor:
+def class_scales(own: ModeCalibration, trained: Sequence[bool]) -> Tensor:
     """For `apply_scales`: factors of the logit and of the mean logit of each class, [2, C].
 
-    The new temperature and `gamma` [C] count in lists of new classes alone.
+    The new temperature counts in lists of new classes alone.
     """
-    usual = torch.full_like(gamma, 1 / own.temperature)
+    usual = torch.full((len(trained),), 1 / own.temperature)
     if any(trained):
         return torch.stack([usual, torch.zeros_like(usual)])
-    return torch.stack([gamma / own.new_temperature, usual - 1 / own.new_temperature])
+    new = torch.full_like(usual, 1 / own.new_temperature)
+    return torch.stack([new, usual - new])
 
 
 def apply_scales(logits: Tensor, scales: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 RANGE = (0.02, 50.0)  #: temperatures that are searched
-CAUTION = 1.5  #: standard errors by which a temperature stays nearer to 1 than the best one
+CAUTION = 1.0  #: standard errors by which a temperature stays nearer to 1 than the best one
 
 
 def negative_log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
@@ -21,9 +21,9 @@ def negative_log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
     n, classes = logits.shape
     slack = 1 / (n + 2)
     logs = logits.double().log_softmax(dim=-1)
-    own = logs.gather(1, labels[:, None])[:, 0]
-    others = (logs.sum(dim=-1) - own) / max(1, classes - 1)
-    return -((1 - slack) * own + slack * others).mean()
+    correct = logs.gather(1, labels[:, None])[:, 0]  # [n]
+    others = (logs.sum(dim=-1) - correct) / max(1, classes - 1)
+    return -((1 - slack) * correct + slack * others).mean()
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
@@ -37,8 +37,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
     # On a log scale: a likelihood that is convex in 1 / T has one valley there, too.
     low, high = (math.log(1 / end) for end in reversed(RANGE))
-    found = minimize_scalar(lambda log: at(math.exp(log)), bounds=(low, high), options={"xatol": 1e-9})
-    return math.exp(-found.x)
+    least = minimize_scalar(lambda log: at(math.exp(log)), bounds=(low, high), options={"xatol": 1e-9})
+    return math.exp(-least.x)
 
 
 def temperature_error(logits: Tensor, labels: Tensor, temperature: float) -> float:
@@ -55,22 +55,17 @@ def temperature_error(logits: Tensor, labels: Tensor, temperature: float) -> flo
     return math.inf if curve <= 0 else float(pull.square().mean().sqrt()) / curve / math.sqrt(len(labels))
 
 
-def cautious_temperature(logits: Tensor, labels: Tensor, too_high: float = 0.0) -> float:
+def cautious_temperature(logits: Tensor, labels: Tensor, bias: float = 0.0) -> float:
     """The temperature nearest to 1 within `CAUTION` standard errors of the best one, on a log scale.
 
-    It is 1 where the best one does not raise the likelihood by more than a standard error. A method that is
-    calibrated already is thus left alone, unless enough images say otherwise. `too_high` is how much larger
-    log T of the methods that answered is than that of the one to be calibrated; it counts above 1 alone.
+    Logits [n, C] and labels [n] are those of held-out images. A method that is calibrated already stays as it
+    is, unless enough images show otherwise. `bias` is how much higher log T of the methods that answered is
+    than that of the method to be calibrated, which learned from more images.
     """
     best = fit_temperature(logits, labels)
-    before, after = (
-        z.double().log_softmax(dim=-1).gather(1, labels[:, None])[:, 0] for z in (logits, logits / best)
-    )
-    gain = after - before
-    if len(gain) < 2 or float(gain.mean()) <= float(gain.std()) / math.sqrt(len(gain)):
-        return 1.0
-    spread = CAUTION * temperature_error(logits, labels, best) + (too_high if best > 1 else 0.0)
-    return math.exp(math.copysign(max(0.0, abs(math.log(best)) - spread), math.log(best)))
+    log = math.log(best) - bias
+    error = CAUTION * temperature_error(logits, labels, best)
+    return math.exp(math.copysign(max(0.0, abs(log) - error), log))
 
 
 def auroc(known: Tensor, unknown: Tensor) -> float:
@@ -79,6 +74,7 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
     >>> auroc(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))
     0.875
     """
-    ranked = unknown.sort().values
-    below, up_to = (torch.searchsorted(ranked, known.contiguous(), right=right) for right in (False, True))
-    return float((below + up_to).double().mean()) / (2 * len(ranked))
+    from sklearn.metrics import roc_auc_score
+
+    truth = torch.cat([torch.ones(len(known)), torch.zeros(len(unknown))])
+    return float(roc_auc_score(truth.numpy(), torch.cat([known, unknown]).cpu().numpy()))

@@ -78,7 +78,7 @@ class Scores(nn.Module):
         self.visual = self.method.clip.visual  # registered here: a method does not register its backbone
         self.names = ("scores", *method.modes[1:])
         # Calibrated: a runtime's softmax of the scores says how sure the answer is.
-        self.scales = [model.scales(mode) for mode in model.modes]  # [2, C] each, or None
+        self.scales = [model.scale.factors(mode) for mode in model.modes]  # [2, C] each, or None
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """The scores of every mode."""

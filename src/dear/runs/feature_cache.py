@@ -1,8 +1,7 @@
-"""Features and answers of image files, cached between runs of the program.
+"""Frozen features of image files, cached between runs of the program.
 
-A row is addressed by the content of the image file, the weights, the precision and, for answers of a trained
-method, by all its learned tensors. A changed file or a retrained method therefore never gets an old answer,
-and the same image in two folders is computed once.
+A row is addressed by the content of the image file, the weights of the backbone and its precision. A changed
+file or another backbone therefore never gets an old row, and the same image in two folders is computed once.
 """
 
 from __future__ import annotations
@@ -118,26 +117,6 @@ class FeatureCache:
             indices,
             lambda rows: clip.encode_image(pixels_for(clip, images, rows)),
         )
-
-    def logits(self, method: Method, images: ImageSet, indices: list[int]) -> dict[str, Tensor]:
-        """Logits [b, C] in every mode; what `Model` takes.
-
-        Methods that read the frozen image feature share it; of others the logits themselves are kept.
-        """
-        clip = method.clip
-        with torch.no_grad():
-            if method.cut == "feature":
-                features = self.features(clip, images, indices)
-                return method.logits_from_frozen((features.to(clip.device),))
-            scores = self.rows(
-                learned_digest("logits", method, *method.classes, method.template),
-                images,
-                indices,
-                lambda rows: torch.stack(
-                    list(method.all_logits(pixels_for(clip, images, rows)).values()), dim=1
-                ),
-            )  # [b, modes, C]
-        return {mode: scores[:, place] for place, mode in enumerate(method.modes)}
 
 
 def learned_digest(kind: str, method: Method, *words: str) -> bytes:

@@ -227,6 +227,7 @@ def load_run(
     backbone: Any = None,
     device: str | torch.device = "cpu",
     allow_other: bool = False,
+    config: Spec | None = None,
 ) -> Method:
     """The method of a finished run, ready to answer.
 
@@ -235,9 +236,10 @@ def load_run(
         backbone: a `Clip`, or what `dear.load` takes; None: the one the run names.
         device: where to load the backbone.
         allow_other: accept a backbone with other weights of the same shape.
+        config: the run's `config.json`, where it is read already.
     """
     folder = Path(path)
-    config = read_config(folder)
+    config = read_config(folder) if config is None else config
     if not (folder / "adapter.safetensors").is_file():
         raise RunError(f"{folder}: this run was not completed; resume it", hint="adapt-resume")
     if isinstance(backbone, Clip):

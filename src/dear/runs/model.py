@@ -6,25 +6,45 @@ same run says the same everywhere. It knows no training.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar, Union
 
+import msgspec
 import torch
 from torch import Tensor
 
+from dear.calibration.reference import REFERENCE, Reference
+from dear.calibration.scale import Scale
+from dear.calibration.scales import Calibration
 from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data.batches import GPU_BATCH, Images, image_set, name_of, over_batches, pixels_for
 from dear.data.images import ImageSet, group_names
 from dear.errors import DataError, TrainingError, UsageError
-from dear.methods.base import Frozen, Method, frozen_feature
+from dear.methods.base import Frozen, Method, frozen_feature, in_precision
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.answer import Answer
-from dear.runs.calibrated import CalibratedRun
 from dear.runs.class_lists import combine_classes
 from dear.runs.evaluate import Evaluation
-from dear.runs.feature_cache import FeatureCache
+from dear.runs.feature_cache import FeatureCache, learned_digest
+from dear.runs.folder import (
+    load_run,
+    locked,
+    read_calibration,
+    read_config,
+    read_log,
+    read_metrics,
+    write_calibration,
+    write_log,
+    write_spec,
+)
+from dear.runs.recipe import Line
+from dear.runs.spec import Spec, digest, plain
+from dear.utils.files import write_json, write_safetensors
 from dear.utils.progress import Progress
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
@@ -32,8 +52,39 @@ Result = TypeVar("Result")
 Run = Union[str, "os.PathLike[str]", Method, "Model"]  #: a run folder, a method or a model
 
 
-class Model(CalibratedRun):
-    """A method with its calibration, on its backbone in one precision, that answers images."""
+class Model:
+    """A method with its calibration, on its backbone in one precision, that answers images.
+
+    Args:
+        method: trained or not; it may go on learning, the model answers with what it is at the time.
+        calibration: from scores to probabilities; None: CLIP's own temperature.
+        reference: features of its training images, to tell images of no class; None: their logits tell them.
+        spec: what was trained, for `save`.
+        metrics: of the training, for `save`.
+        lines: the training's log, for `save`.
+        path: the run folder it was read from.
+        precision: of the backbone's matrices.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        calibration: Calibration | None = None,
+        *,
+        reference: Reference | None = None,
+        spec: Spec | None = None,
+        metrics: dict[str, Any] | None = None,
+        lines: list[Line] | None = None,
+        path: Path | None = None,
+        precision: str = "auto",
+    ) -> None:
+        self.method = method
+        self.calibration = calibration
+        self.reference = reference
+        self.spec = spec
+        self.path = path
+        self.precision = precision
+        self._metrics, self._lines = metrics, lines
 
     @classmethod
     def of(cls, run: Run, backbone: Any = None, device: str = "auto") -> Model:
@@ -41,6 +92,90 @@ class Model(CalibratedRun):
         if isinstance(run, Model):
             return run
         return cls(run) if isinstance(run, Method) else cls.load(run, backbone, pick_device(device))
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        backbone: Any = None,
+        device: str | torch.device = "cpu",
+        *,
+        allow_other: bool = False,
+        precision: str = "auto",
+    ) -> Model:
+        """The model of a finished run folder.
+
+        Args:
+            path: the run folder.
+            backbone: a `Clip`, or what `dear.load` takes; None: the one the run names.
+            device: where to load the backbone.
+            allow_other: accept a backbone with other weights of the same shape.
+            precision: of the backbone's matrices.
+
+        Raises:
+            RunError: the folder holds no finished run, or the backbone or the tensors do not fit it.
+        """
+        spec = read_config(path)
+        method = load_run(path, backbone, device, allow_other, spec)
+        return cls(
+            method,
+            read_calibration(path),
+            reference=Reference.load(path, method.clip.config.embed_dim),
+            spec=spec,
+            path=Path(path),
+            precision=precision,
+        )
+
+    # -- its parts ----------------------------------------------------------------------------------
+
+    @property
+    def clip(self) -> Clip:
+        """The backbone, with its correction, as it was loaded."""
+        return self.method.clip
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, in the order of logits and probabilities."""
+        return self.method.classes
+
+    @property
+    def template(self) -> str:
+        """The sentence around a class name."""
+        return self.method.template
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Ways to predict, the usual one first."""
+        return self.method.modes
+
+    @property
+    def trained(self) -> tuple[bool, ...]:
+        """Whether each class was trained."""
+        known = set(self.method.trained_classes)
+        return tuple(name in known for name in self.classes)
+
+    @property
+    def identity(self) -> str:
+        """Changes with anything that decides an answer: backbone, correction, adapter, calibration."""
+        found = hashlib.sha256(learned_digest("answers", self.method, *self.classes, self.template))
+        calibration = None if self.calibration is None else msgspec.to_builtins(self.calibration)
+        found.update(digest(calibration).encode())
+        found.update(b"" if self.reference is None else self.reference.digest.encode())
+        return f"sha256:{found.hexdigest()}"
+
+    def pick_mode(self, mode: str | None) -> str:
+        """The mode that is meant: the usual one for None."""
+        return self.method.pick_mode(mode)
+
+    @cached_property
+    def bound(self) -> Method:
+        """The method on the backbone in the model's precision; it shares everything learned."""
+        return in_precision(self.method, self.precision)
+
+    @property
+    def scale(self) -> Scale:
+        """From logits of its classes to probabilities and to refused images."""
+        return Scale(self.calibration, self.reference, self.classes, self.trained)
 
     def with_classes(
         self, classes: Sequence[str] | None = None, template: str | None = None, *, add: bool = False
@@ -105,7 +240,7 @@ class Model(CalibratedRun):
         images: Images,
         *,
         unreadable: str = "stop",
-        cached: bool = False,
+        cached: bool = True,
         frozen: Frozen | None = None,
         progress: Progress | None = None,
     ) -> Logits:
@@ -114,7 +249,8 @@ class Model(CalibratedRun):
         Args:
             images: an image set, or files and Pillow images in a list.
             unreadable: "stop" raises at an image that cannot be read, "skip" gives it rows of NaN.
-            cached: keep answers for image files in the user's cache, and take those that are there.
+            cached: keep frozen features of image files in the user's cache and read them from there, for
+                methods that read nothing else.
             frozen: `Method.inference_stage` of all images, where it is known: no image is read.
             progress: called with ("images", images done, images in all).
         """
@@ -130,7 +266,7 @@ class Model(CalibratedRun):
         images: Images,
         use: Callable[[Logits, Tensor | None], Result],
         unreadable: str = "stop",
-        cached: bool = False,
+        cached: bool = True,
         frozen: Frozen | None = None,
         progress: Progress | None = None,
         nearness: bool = False,
@@ -140,24 +276,22 @@ class Model(CalibratedRun):
         The latter are named by their place; what is computed of them means nothing. With `nearness`, `use`
         also gets how near the images are to the training images, [b], where the model knows these.
         """
-        cache = FeatureCache() if cached else None
-        method = self.bound
-        reference = self.reference if nearness else None
+        cache, method, scale = FeatureCache() if cached else None, self.bound, self.scale
 
         def compute(some: ImageSet, rows: list[int]) -> Result:
             features = None
             if frozen is not None:
                 found = method.logits_from_frozen(tuple(part[rows].to(method.clip.device) for part in frozen))
-            elif cache is None and reference is None:
+            elif cache is not None and method.cut == "feature":
+                features = cache.features(method.clip, some, rows)
+                with torch.no_grad():
+                    found = method.logits_from_frozen((features.to(method.clip.device),))
+            elif not nearness:
                 found = self.forward(pixels_for(method.clip, some, rows))
-            elif cache is None:
+            else:
                 stage, last, cut = method.stages(pixels_for(method.clip, some, rows))
                 found, features = method.logits_from_frozen(stage), frozen_feature(method.clip, cut, last)
-            else:
-                found = cache.logits(method, some, rows)
-                if reference is not None:
-                    features = cache.features(method.clip, some, rows)
-            near = None if reference is None or features is None else self.nearness(features)
+            near = scale.nearness(features) if nearness and features is not None else None
             logits = {mode: own.float().cpu() for mode, own in found.items()}
             for mode, own in logits.items():
                 broken = (~own.isfinite().all(dim=-1)).nonzero()[:, 0].tolist()
@@ -180,12 +314,12 @@ class Model(CalibratedRun):
 
     def scores(self, images: Images, mode: str | None = None, *, progress: Progress | None = None) -> Tensor:
         """The score [n] of each image that `threshold` is compared with."""
-        mode = self.pick_mode(mode)
+        mode, scale = self.pick_mode(mode), self.scale
         parts, _ = self._each(
             images,
-            lambda logits, near: self.score(self.calibrated(logits[mode], mode), near, mode),
+            lambda logits, near: scale.score(scale.calibrated(logits[mode], mode), near, mode),
             progress=progress,
-            nearness=self.needs_nearness,
+            nearness=scale.needs_nearness,
         )
         return torch.cat([torch.empty(0), *parts])
 
@@ -199,7 +333,9 @@ class Model(CalibratedRun):
     ) -> Tensor:
         """Probabilities [n, C] on the CPU, calibrated where the model is; rows of skipped images are NaN."""
         mode = self.pick_mode(mode)
-        scaled = self.calibrated(self.logits(images, unreadable=unreadable, progress=progress)[mode], mode)
+        scaled = self.scale.calibrated(
+            self.logits(images, unreadable=unreadable, progress=progress)[mode], mode
+        )
         return scaled.softmax(dim=-1)
 
     def answers(
@@ -233,18 +369,19 @@ class Model(CalibratedRun):
             raise UsageError(f"top = {top}: ask for at least one answer per image")
         mode = self.pick_mode(mode)
         model = self.with_classes(classes, template, add=add)
-        limit = None if reject is None else model.threshold(reject, mode)
+        scale = model.scale
+        limit = None if reject is None else scale.threshold(reject, mode)
         count = min(top, len(model.classes))
 
         def rank(logits: Logits, near: Tensor | None) -> list[tuple[list[int], list[float], bool | None]]:
-            scaled = model.calibrated(logits[mode], mode)
+            scaled = scale.calibrated(logits[mode], mode)
             best = scaled.softmax(dim=-1).topk(count, dim=-1)
             refused = [None] * len(scaled)
             if limit is not None:
-                refused = (model.score(scaled, near, mode) < limit.value).tolist()
+                refused = (scale.score(scaled, near, mode) < limit.value).tolist()
             return list(zip(best.indices.tolist(), best.values.tolist(), refused, strict=True))
 
-        near = limit is not None and model.needs_nearness
+        near = limit is not None and scale.needs_nearness
         parts, problems = model._each(images, rank, unreadable, progress=progress, nearness=near)
         answers = []
         for place, (which, values, refused) in enumerate(row for part in parts for row in part):
@@ -262,7 +399,7 @@ class Model(CalibratedRun):
         *,
         scores: bool = False,
         unreadable: str = "stop",
-        cached: bool = False,
+        cached: bool = True,
         progress: Progress | None = None,
     ) -> Evaluation:
         """Answer every image of a labeled set in every mode.
@@ -274,23 +411,25 @@ class Model(CalibratedRun):
             images: the labeled set.
             scores: also those that thresholds for "none of these" are compared with.
             unreadable: "stop" refuses a set with images that cannot be read, "skip" leaves those out.
-            cached: keep answers for image files in the user's cache, and take those that are there.
+            cached: keep frozen features of image files in the user's cache and read them from there, for
+                methods that read nothing else.
             progress: called with ("images", images done, images in all).
         """
         if len(images) == 0:
             raise DataError(f"{images.name}: there is no image to evaluate on")
         model, labels = self.for_labels(images)
+        scale = model.scale
 
         def best(logits: Logits, near: Tensor | None) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
             found = {}
             for mode, own in logits.items():
-                scaled = model.calibrated(own, mode)
+                scaled = scale.calibrated(own, mode)
                 top = scaled.softmax(dim=-1).max(dim=-1)
-                score = model.score(scaled, near, mode) if scores else top.values
+                score = scale.score(scaled, near, mode) if scores else top.values
                 found[mode] = (top.indices, top.values, score)
             return found
 
-        wanted = scores and model.needs_nearness
+        wanted = scores and scale.needs_nearness
         parts, problems = model._each(images, best, unreadable, cached, progress=progress, nearness=wanted)
         keep = [row for row in range(len(images)) if row not in problems]
         indices, values, found = (
@@ -326,6 +465,59 @@ class Model(CalibratedRun):
         if cached:
             return FeatureCache().image_features(clip, found, progress)
         return frozen_features(clip, found, progress)
+
+    # -- the run folder -----------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str], **extra: Any) -> None:
+        """Leave the run in a folder; `extra` goes into its `config.json`."""
+        if self.spec is None:
+            raise UsageError("this model was not trained, so there is no run to save")
+        with locked(Path(folder)):
+            spec = msgspec.structs.replace(self.spec, extra={**self.spec.extra, **plain(extra)})
+            write_spec(Path(folder), self.method, spec)
+            self.write(Path(folder))
+
+    def write(self, folder: Path) -> None:
+        """Write what was learned into a run folder that has its `config.json` and is locked."""
+        method = self.method
+        write_log(folder, self.lines)
+        # One key: safetensors writes several in an order that changes from run to run.
+        words = {"dear": f"{method.name} on {method.clip.fingerprint}"}
+        write_safetensors(folder / "adapter.safetensors", method.adapter_state(), words)
+        write_json(folder / "metrics.json", plain(self.metrics))
+        self.write_answers(folder)
+
+    def write_answers(self, folder: Path) -> None:
+        """Write the calibration and the features that belong to it; None removes older ones."""
+        write_calibration(folder, self.calibration)
+        if self.reference is not None:
+            self.reference.save(folder)
+        else:
+            (folder / REFERENCE).unlink(missing_ok=True)
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """What `metrics.json` holds: steps, seconds, evaluations."""
+        if self._metrics is not None:
+            return self._metrics
+        return {"steps": 0} if self.path is None else read_metrics(self.path)
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """The training's log."""
+        if self._lines is not None:
+            return self._lines
+        return [] if self.path is None else read_log(self.path)
+
+    @property
+    def steps(self) -> int:
+        """Training steps."""
+        return int(self.metrics["steps"])
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, of all processes that trained it."""
+        return float(self.metrics.get("seconds", 0.0))
 
 
 def frozen_features(clip: Clip, images: Images, progress: Progress | None = None) -> Tensor:

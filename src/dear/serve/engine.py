@@ -33,7 +33,7 @@ class Answerer:
     def scales(self) -> Tensor | None:
         """The calibration of each class on the CPU; None where there is none."""
         if not self._known:
-            scales = self.model.scales()
+            scales = self.model.scale.factors(self.method.modes[0])
             self._scales = None if scales is None else scales.float().cpu()
             self._known = True
         return self._scales
@@ -126,7 +126,7 @@ class Engine:
             [answerer.method for _, answerer in asked], part, near, run=self.run
         )
         on_cpu = _to_cpu(logits)
-        nearness = {place: asked[place][1].model.nearness(own[None]) for place, own in frozen.items()}
+        nearness = {place: asked[place][1].model.scale.nearness(own[None]) for place, own in frozen.items()}
 
         @torch.inference_mode()
         def finish() -> list[Result]:

@@ -222,10 +222,10 @@ class Service:
         limit = None
         if reject is not None:
             try:
-                limit = answerer.model.threshold(reject)
+                limit = answerer.model.scale.threshold(reject, answerer.method.modes[0])
             except DearError as error:
                 raise Refused(400, str(error)) from None
-        near = limit is not None and answerer.model.needs_nearness
+        near = limit is not None and answerer.model.scale.needs_nearness
         ranked = 0 if limit is not None else top
         results = await self._compute(
             images, lambda one: ImageJob(one, answerer, nearness=near, top=ranked), caller
@@ -239,7 +239,8 @@ class Service:
             if limit is not None:
                 _require_finite(result, adapter.card.name)
                 logits, nearness = (result[:-1], result[-1:]) if near else (result, None)
-                rejected = bool(answerer.model.score(logits[None], nearness) < limit.value)
+                score = answerer.model.scale.score(logits[None], nearness, answerer.method.modes[0])
+                rejected = bool(score < limit.value)
                 (best,) = likeliest(logits[None], top)
             if not best.numbers:
                 raise _not_finite(adapter.card.name)

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear.calibration.scales import class_scales, distance_ratio
-from dear.methods.base import Method, unit
+from dear.methods.base import Method
 from dear.serve.engine import Answerer
 from dear.serve.turns import Pace
 
@@ -32,18 +31,17 @@ class Rows:
     classes: tuple[str, ...]
     cached: dict[str, Tensor]  #: by the method's own names
     frozen: Tensor  #: unit features of the prompts under the frozen tower, [c, E]
-    texts: Tensor  #: the method's text features, [c, E]
 
     def __post_init__(self) -> None:
         count = len(self.classes)
-        for name, rows in {**self.cached, "frozen": self.frozen, "texts": self.texts}.items():
+        for name, rows in {**self.cached, "frozen": self.frozen}.items():
             if len(rows) != count:
                 raise RuntimeError(f"{name} must have a row per class ({count}), got {len(rows)}")
 
     @property
     def bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(rows.nbytes for rows in (*self.cached.values(), self.frozen, self.texts))
+        return sum(rows.nbytes for rows in (*self.cached.values(), self.frozen))
 
 
 async def prepare_texts(answerer: Answerer, call: Call, pace: Pace, base: Rows | None = None) -> Rows | None:
@@ -66,7 +64,7 @@ async def prepare_texts(answerer: Answerer, call: Call, pace: Pace, base: Rows |
         start = sum(len(part.classes) for part in parts)
         names = method.classes[start : start + pace.pieces(most)]
         if start + len(names) == len(method.classes):
-            last = partial(_last, answerer, names, parts, base)
+            last = partial(_last, answerer, names, parts)
             found: Rows = await call(partial(pace.timed, len(names), last), len(names))
             return found
         rows = partial(_rows, method, names)
@@ -79,20 +77,18 @@ def _rows(method: Method, names: tuple[str, ...]) -> Rows:
     part = method if names == method.classes else method.with_classes(names)
     _answer(part)
     cached = {key: rows for key, (_, rows) in part._cache.items() if len(rows) == len(names)}
-    own = cached.get("texts")
-    texts = own if own is not None and own.ndim == 2 else part.texts()
-    return Rows(names, cached, part.prompts.frozen, unit(texts))
+    return Rows(names, cached, part.prompts.frozen)
 
 
-def _last(answerer: Answerer, names: tuple[str, ...], parts: Sequence[Rows], base: Rows | None) -> Rows:
+def _last(answerer: Answerer, names: tuple[str, ...], parts: Sequence[Rows]) -> Rows:
     """The last slice, and what all of them give."""
-    return _fill(answerer, [*parts, _rows(answerer.method, names)], base)
+    return _fill(answerer, [*parts, _rows(answerer.method, names)])
 
 
 @torch.no_grad()
-def _fill(answerer: Answerer, parts: Sequence[Rows], base: Rows | None) -> Rows:
+def _fill(answerer: Answerer, parts: Sequence[Rows]) -> Rows:
     """Give the model on all classes what the slices found."""
-    method, model = answerer.method, answerer.model
+    method = answerer.method
     classes = tuple(name for part in parts for name in part.classes)
     if classes != method.classes:
         raise RuntimeError(
@@ -102,18 +98,9 @@ def _fill(answerer: Answerer, parts: Sequence[Rows], base: Rows | None) -> Rows:
     stamp = method._stamp()
     shared = set(parts[0].cached).intersection(*(part.cached for part in parts))
     cached = {key: torch.cat([part.cached[key] for part in parts]) for key in shared}
-    rows = Rows(
-        classes, cached, *(torch.cat([getattr(p, name) for p in parts]) for name in ("frozen", "texts"))
-    )
+    rows = Rows(classes, cached, torch.cat([part.frozen for part in parts]))
     method.prompts._frozen = rows.frozen
     method._cache.update({key: (stamp, value) for key, value in cached.items()})
-    mode = model.pick_mode(None)
-    own = None if model.calibration is None else model.calibration.modes.get(mode)
-    if base is not None and own is not None and not all(model.trained):  # as `Model.scales` computes it
-        sides = (unit(side).float() for side in (rows.texts, rows.frozen, base.texts, base.frozen))
-        tuned, frozen, base_tuned, base_frozen = sides
-        gamma = distance_ratio(tuned, frozen, base_tuned, base_frozen).float().cpu()
-        model._scales[mode] = ((id(own), model.method._stamp()), class_scales(own, model.trained, gamma))
     _ = answerer.scales  # now, not with the first image
     return rows
 

@@ -127,16 +127,17 @@ def classify(
     `reject` is the share of images of trained classes that may be refused; None refuses none.
     """
     model = _on_classes(state.find_model(progress), classes, template)
-    limits = {} if reject is None else {mode: model.threshold(reject, mode) for mode in model.modes}
+    scale = model.scale
+    limits = {} if reject is None else {mode: scale.threshold(reject, mode) for mode in model.modes}
     opened = [image for _, image in images]
     logits = {"zero-shot": model.frozen().logits(opened)["default"]}
-    logits |= {mode: model.calibrated(scores, mode) for mode, scores in model.logits(opened).items()}
+    logits |= {mode: scale.calibrated(scores, mode) for mode, scores in model.logits(opened).items()}
     remote = [] if state.service is None else ask_service(state.service, opened, classes, top)
     near = None
-    if limits and model.needs_nearness:
-        near = model.nearness(model.features(opened, cached=False))
+    if limits and scale.needs_nearness:
+        near = scale.nearness(model.features(opened, cached=False))
     refused = {
-        mode: (model.score(logits[mode], near, mode) < limit.value).tolist() for mode, limit in limits.items()
+        mode: (scale.score(logits[mode], near, mode) < limit.value).tolist() for mode, limit in limits.items()
     }
     votes, method = None, model.bound
     with_heads: list[str] = []

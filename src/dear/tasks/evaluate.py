@@ -239,7 +239,7 @@ def _known_threshold(model: Model, classes: Sequence[str], share: float, mode: s
         raise UsageError(
             f"rejection is measured on images of trained classes only; the class {other!r} was not trained"
         )
-    return model.threshold(share, mode)
+    return model.scale.threshold(share, model.pick_mode(mode))
 
 
 def _rejection(known: Evaluation, outside: Tensor, limit: Threshold, share: float) -> Rejection:

@@ -30,12 +30,13 @@ from dear.train.crossval import (
 from dear.utils.progress import Progress
 
 FOLDS = 10  #: parts of the images held out in turn for methods whose trainings take a moment
-SLOW_FOLDS = 3  #: for others, of which the first part alone is held out
+SLOW_FOLDS = 3  #: for others
 CLASS_FOLDS = 3  #: parts of the images held out in turn while half of the classes are held out
 LEAST_IMAGES = 10  #: fewer held-out images say nothing about a temperature
 LEAST_NEW = 4  #: classes held out in all turns; fewer say nothing about a temperature of new classes
-ENOUGH_IMAGES = 80  #: of a set of which one part is enough to hold out
-TOO_HIGH = 0.4  #: of log T, where trainings on about half of the images tell it (docs/answers.md)
+ENOUGH_IMAGES = 80  #: in a set of which a slow method holds out the first part alone
+#: log T fitted on methods that learned from two thirds of the images is higher by this much (docs/answers.md)
+TWO_THIRDS_BIAS = 0.1
 
 
 def calibrate(
@@ -46,8 +47,8 @@ def calibrate(
     Temperature and scores of trained classes come from images that were held out of trainings on all classes,
     those of new classes from classes that were held out. A quick method is trained again without each tenth
     of the images and, on each half of the classes, without each third. A slow one is trained without a third
-    of the images (without each half, where there are fewer than 80), and without a quarter of the classes:
-    1.2 trainings as long as one on everything.
+    of the images (without each third in turn, where there are fewer than 80), and without a quarter of the
+    classes: 1.2 trainings as long as one on everything, 2.5 for small sets.
 
     Args:
         method: says what is trained: kind, options, classes and backbone.
@@ -118,21 +119,21 @@ def _folds(method: Method, labels: Tensor, units: Places | None) -> tuple[int, i
     """Parts of the images, and how many of them are held out in turn."""
     if method.quick:
         return FOLDS, FOLDS
-    return (SLOW_FOLDS, 1) if _holdable(method, labels, units) >= ENOUGH_IMAGES else (2, 2)
+    return SLOW_FOLDS, 1 if _holdable(method, labels, units) >= ENOUGH_IMAGES else SLOW_FOLDS
 
 
 def fit_calibration(held: HeldOut, left: list[HeldOutClasses], open_classes: bool, folds: int) -> Calibration:
     """The calibration that cross-validated answers give."""
-    too_high = TOO_HIGH if folds <= 2 else 0.0
-    modes = {mode: _fit_mode(mode, held, left, open_classes, too_high) for mode in held.logits}
+    bias = 0.0 if folds >= FOLDS else TWO_THIRDS_BIAS
+    modes = {mode: _fit_mode(mode, held, left, open_classes, bias) for mode in held.logits}
     return Calibration(images=len(held.labels), folds=folds, class_folds=len(left), modes=modes)
 
 
 def _fit_mode(
-    mode: str, held: HeldOut, left: list[HeldOutClasses], open_classes: bool, too_high: float
+    mode: str, held: HeldOut, left: list[HeldOutClasses], open_classes: bool, bias: float
 ) -> ModeCalibration:
     logits, labels = held.logits[mode], held.labels
-    temperature = cautious_temperature(logits, labels, too_high=too_high)
+    temperature = cautious_temperature(logits, labels, bias)
     before, after = (_error(z, labels) for z in (logits, logits / temperature))
     new_temperature = temperature
     if left and open_classes:
@@ -198,8 +199,8 @@ def _temperature_of_new(mode: str, left: list[HeldOutClasses]) -> float | None:
         first = len(turn.trained)
         of_new = turn.labels >= first
         if len(turn.new) > 1:
-            scaled = (turn.logits[mode] * turn.gamma)[of_new, first:]
-            turns.append(HeldOut({mode: scaled}, turn.labels[of_new] - first, turn.rows[of_new]))
+            logits = turn.logits[mode][of_new, first:]
+            turns.append(HeldOut({mode: logits}, turn.labels[of_new] - first, turn.rows[of_new]))
     return _temperature(turns, mode)
 
 

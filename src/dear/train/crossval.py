@@ -51,7 +51,6 @@ class HeldOutClasses(HeldOut):
 
     trained: tuple[str, ...]  #: classes it was trained on
     new: tuple[str, ...]  #: classes that were held out
-    gamma: Tensor  #: distance ratio of each column, [C]; 1 for trained classes
 
     def of_trained(self) -> HeldOut:
         """Answers for held-out images of trained classes, among those."""
@@ -192,8 +191,7 @@ def classes_held_out(
     for labels, others in class_folds(len(method.classes), trials.recipe.seed) if parts else ():
         if rotate:
             turns = [_without(method, trials, labels, others, part, part) for part in parts]
-            gamma = torch.stack([one.gamma for one in turns]).log().mean(dim=0).exp()
-            yield replace(joined(turns), gamma=gamma)
+            yield joined(turns)
         else:
             yield _without(method, trials, labels, others, parts[0])
 
@@ -225,14 +223,11 @@ def _without(
     column[labels], column[others] = torch.arange(len(labels)), len(labels) + torch.arange(len(others))
     other = fresh(method, names, labels, seed)
     trials.fit_subset(other, (of_trained & ~in_part).nonzero()[:, 0], column)
-    gamma = torch.ones(len(names))
     if method.open_classes and new:
         ids = None if given is None else given[torch.cat([labels, others])]
         other = other.with_classes((*names, *new), ids=ids)
-        ratio = torch.ones(len(other.classes)) if given is not None else Model(other).text_distances()
-        gamma = torch.cat([gamma, ratio[len(names) :]])
     rows = (in_part | ~of_trained).nonzero()[:, 0] if rows is None else rows
-    return HeldOutClasses(trials.answers(other, rows), column[images.labels[rows]], rows, names, new, gamma)
+    return HeldOutClasses(trials.answers(other, rows), column[images.labels[rows]], rows, names, new)
 
 
 class Relabeled:

@@ -111,7 +111,7 @@ class Explainer:
 
     def trace(self, pixels: Tensor) -> Trace:
         """The model's calibrated logits of normalized pixels [B, 3, S, S], to be taken apart."""
-        scales, bound = self.model.scales(self.mode), {}
+        scales, bound = self.model.scale.factors(self.mode), {}
 
         def answer(clip: Clip) -> Tensor:
             if clip not in bound:  # bound once: texts are kept

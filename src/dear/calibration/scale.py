@@ -1,0 +1,84 @@
+"""The calibration of a run for one list of classes: probabilities, and the score of "none of these"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dear.calibration.reference import Reference
+from dear.calibration.scales import Calibration, Threshold, apply_scales, class_scales, threshold
+from dear.errors import UsageError
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """From logits of some classes to probabilities and to refused images."""
+
+    calibration: Calibration | None  #: None: logits stay on CLIP's own scale
+    reference: Reference | None  #: features of the training images
+    classes: Sequence[str]
+    trained: Sequence[bool]  #: whether each class was trained
+
+    def factors(self, mode: str) -> Tensor | None:
+        """What `calibrated` does with each class's logits (`class_scales`), [2, C]; None: nothing."""
+        own = None if self.calibration is None else self.calibration.modes.get(mode)
+        return None if own is None else class_scales(own, self.trained)
+
+    def calibrated(self, logits: Tensor, mode: str) -> Tensor:
+        """Logits [b, C] of a mode on the scale where their softmax is the probability of being right.
+
+        Without a calibration, or for a mode that it does not hold, they stay on CLIP's own scale.
+        """
+        factors = self.factors(mode)
+        return logits if factors is None else apply_scales(logits, factors.to(logits))
+
+    @property
+    def needs_nearness(self) -> bool:
+        """Whether the score of "none of these" counts how near images are to the training images.
+
+        Not in a list with classes that were not trained: images of those need not be near.
+        """
+        known = self.calibration is not None and bool(self.calibration.nearness)
+        return known and self.reference is not None and all(self.trained)
+
+    def nearness(self, features: Tensor) -> Tensor:
+        """Mean cosine [b] of frozen features [b, W] with the nearest training images, on the CPU.
+
+        W is E, or more with a focus, whose columns come after those of the image feature.
+        """
+        if self.reference is None:
+            raise UsageError("this model does not know its training images")
+        width = self.reference.features.shape[1]
+        return self.reference.nearness(features[..., :width].float().cpu())
+
+    def score(self, scaled: Tensor, nearness: Tensor | None, mode: str) -> Tensor:
+        """The score [b] that `threshold` is compared with, of calibrated logits [b, C].
+
+        `nearness` [b] of the same images may be None where `needs_nearness` is not True.
+        """
+        largest = scaled.amax(dim=-1)
+        if self.calibration is None or mode not in self.calibration.modes:
+            return largest
+        return self.calibration.score(mode, largest, nearness if self.needs_nearness else None)
+
+    def threshold(self, share: float, mode: str) -> Threshold:
+        """The score below which an image is of no class; about a share of known images is refused.
+
+        Raises:
+            UsageError: there is no calibration of this mode, or none of the classes was trained.
+        """
+        if self.calibration is None or mode not in self.calibration.modes:
+            raise UsageError(
+                "this run has no calibration, so it cannot say when an image is none of its classes; train "
+                "it with calibration, on at least 10 images of classes that have two or more",
+                hint="calibrate",
+            )
+        if not any(self.trained):
+            raise UsageError(
+                f"none of the classes ({', '.join(self.classes[:3])}, …) was trained, so it is not known how "
+                "their images score and none can be refused; add the classes to the trained ones, or do not "
+                "refuse images"
+            )
+        return threshold(self.calibration.held_out(mode, self.needs_nearness), share)
