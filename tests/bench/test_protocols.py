@@ -268,7 +268,7 @@ def test_real_cells_on_several_processes_agree_with_one(tmp_path, place, asked):
 @pytest.mark.parametrize(
     ("protocol", "changes", "error", "message"),
     [
-        ("zero-shot", {}, UsageError, "no protocol"),
+        ("zero-shot", {}, UsageError, "zero-shot"),
         ("base-to-novel", {"methods": ["dera"]}, UsageError, "dera"),
         ("base-to-novel", {"datasets": []}, UsageError, "name the datasets"),
         ("base-to-novel", {"targets": ["x"]}, UsageError, "targets"),

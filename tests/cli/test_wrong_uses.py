@@ -51,22 +51,22 @@ zeroshot --data photos --template "a photo" | 'a photo' & {}
 zeroshot --data photos --template "a {} {}" | {} & 2
 zeroshot --data photos --half third | 'third' & base & novel
 zeroshot --data photos --device tpu | tpu & cpu & cuda
-zeroshot --data photos --backbone nothing | 'nothing' & mini
+zeroshot --data photos --backbone nothing | 'nothing' & dear backbones
 zeroshot --data photos --backbone hollow | hollow: & config.json
 zeroshot --data photos --backbone page.pt | page.pt: & text file
 zeroshot --data photos --backbone openai/clip-vit-base-patch16 | openai/clip-vit-base-patch16 & cache
 adapt --data photos | --out
 adapt --data one --out x | one: & 'red'
-adapt --data photos --out x --method daer | 'daer' & zeroshot, linear-probe, coop
+adapt --data photos --out x --method daer | 'daer' & 'dear'
 adapt --data photos --out x --shots two | --shots
 adapt --data photos --out x --shots -1 | shots & -1
 adapt --data photos --out x --epochs -1 | epochs & -1
 adapt --data photos --out x --set beta | 'beta' & NAME=VALUE
-adapt --data photos --out x --set beta=2 | beta = 2 & from 0 to 1
-adapt --data photos --out x --set beta=much | beta = 'much'
+adapt --data photos --out x --set beta=2 | beta & 2 & from 0 to 1
+adapt --data photos --out x --set beta=much | beta & 'much'
 adapt --data photos --out x --set bta=1 | 'bta' & beta
 adapt --data photos --out x --set text_tokens=1000000000 | text_tokens & 100,000
-adapt --data photos --out x --set first_layer=99 | first_layer = 99 & 12
+adapt --data photos --out x --set first_layer=99 | first_layer & 99 & 12
 adapt --data photos --out x --roles nowhere.json | nowhere.json
 adapt --data photos --out x --roles bad.json | bad.json
 adapt --data photos --out x --roles twice.json | twice.json & 'format'
@@ -127,7 +127,7 @@ roles discover --images photos --concepts dreams | dreams & 'clusters'
 roles discover --images photos --phrases 0 | phrases must be at least 1, got 0
 roles discover --images photos --corpus nowhere.txt | nowhere.txt
 roles report other.json --images photos --backbone mini | mini & --allow-other-roles
-bench base-to-nowhere --out g | 'base-to-nowhere' & base-to-novel, few-shot
+bench base-to-nowhere --out g | 'base-to-nowhere' & base-to-novel
 bench base-to-novel --out g | --datasets
 bench base-to-novel --datasets nowhere --out g | nowhere
 bench base-to-novel --datasets photos --methods clop --out g | 'clop'
@@ -135,14 +135,14 @@ bench base-to-novel --datasets photos --seeds one --out g | seeds & 'one'
 bench base-to-novel --datasets photos --set beta=1 --out g | METHOD.OPTION=VALUE
 bench base-to-novel --datasets photos --recipe epoch=1 --out g | 'epoch'
 bench base-to-novel --datasets photos --engine slurm --out g | 'slurm' & local & ray
-bench base-to-novel --datasets photos --workers 0 --out g | workers = 0
+bench base-to-novel --datasets photos --workers 0 --out g | workers & 0
 bench leave-one-domain-out --datasets photos --out g | photos: & domains
 ablate nonsense --out g | 'nonsense' & masks, losses
 export nowhere --onnx m.onnx | nowhere
 export run --onnx m.onnx --classes "," | --classes
 data check Imagnet | Imagnet & ImageNet
-studio --port 99999 | port = 99999 & 65535
-studio --max-upload-mb 0 | max_upload_mb = 0
+studio --port 99999 | port & 99999 & 65535
+studio --max-upload-mb 0 | max_upload_mb & 0
 pretrain --out p --steps 0 | --steps 0
 frobnicate | 'frobnicate'
 """

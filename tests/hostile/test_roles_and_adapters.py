@@ -202,7 +202,7 @@ def test_an_adapter_tied_to_its_classes_is_refused_on_others(clip, tmp_path: Pat
         ({"ids": [[49_500]] * 3}, "token numbers"),
         ({"ids": None, "classes": ["red", "green", "<|endoftext|>"]}, "special token"),
         ({"template": "no braces"}, "{}"),
-        ({"method": "evil"}, "no method is called 'evil'"),
+        ({"method": "evil"}, "'evil'"),
         ({"method": "coop"}, "no option"),
         ({"options": {"beta": "much"}}, "'much'"),
         ({"options": {"beta": {}}}, "beta"),

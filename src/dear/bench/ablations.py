@@ -12,6 +12,7 @@ from dear.bench.protocols.base_to_novel import column_headings, column_notes, en
 from dear.bench.tables import Line, Sheet, SheetRow, average
 from dear.clip.config import last_third
 from dear.errors import UsageError
+from dear.utils.text import unknown_name
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ STUDIES: Mapping[str, Study] = {
 def study(name: str, layers: int = 12) -> Study:
     """A study by name, for a tower of `layers`."""
     if name not in STUDIES:
-        raise UsageError(f"no study {name!r}; choose from {', '.join(STUDIES)}, or all")
+        raise UsageError(unknown_name("study", name, [*STUDIES, "all"]))
     return first_layers(layers) if name == "first-layer" else STUDIES[name]
 
 

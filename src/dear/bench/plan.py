@@ -23,6 +23,7 @@ from dear.heads.rules import derive_roles
 from dear.methods import find_method
 from dear.methods.base import Method
 from dear.runs.spec import Spec, data_digest, digest, roles_digest
+from dear.utils.text import unknown_name
 
 PROTOCOLS: Mapping[str, Protocol] = {
     protocol.name: protocol
@@ -34,7 +35,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
 def find_protocol(name: str) -> Protocol:
     """A protocol by name."""
     if name not in PROTOCOLS:
-        raise UsageError(f"no protocol {name!r}; choose from {', '.join(PROTOCOLS)}")
+        raise UsageError(unknown_name("protocol", name, PROTOCOLS))
     return PROTOCOLS[name]
 
 

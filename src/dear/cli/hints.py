@@ -9,6 +9,7 @@ HINTS: dict[str, str] = {
     "adapt-resume": "continue it with `dear adapt --resume` and the options it was started with",
     "allow-other-roles": "`dear roles discover` makes a map, --allow-other-roles uses this one",
     "backbone": "name it with --backbone",
+    "backbones": "`dear backbones` lists them",
     "batch": "set a smaller one with --batch",
     "calibrate": "`dear adapt` calibrates unless --no-calibrate is given",
     "cluster": "without it, --engine local computes in this process",

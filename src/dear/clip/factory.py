@@ -14,6 +14,7 @@ from dear.clip.checkpoint import Checkpoint, read_checkpoint
 from dear.clip.identity import WeightDigests, stamp
 from dear.clip.model import Clip
 from dear.errors import CheckpointError, UsageError, reason_of
+from dear.utils.text import close_name
 
 EMBEDDED = Path(__file__).parent / "weights"
 
@@ -68,9 +69,11 @@ def locate(source: str | os.PathLike[str]) -> tuple[str, Path]:
         return path.name or text, path
     if isinstance(source, str) and hub.is_hub_name(text):
         return text, hub.fetch(text)
+    near = close_name(text, list_backbones())
+    remedy = f"did you mean {near!r}?" if near else "list_backbones() returns the known names"
     raise CheckpointError(
-        f"{text[:200]!r} is not a backbone: no such file or folder, and no name; known names are "
-        f"{', '.join(list_backbones())}"
+        f"{text[:200]!r} is not a backbone: no such file, folder or name; {remedy}",
+        hint=None if near else "backbones",
     )
 
 

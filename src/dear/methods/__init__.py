@@ -34,6 +34,7 @@ from dear.methods.tip_adapter import TipAdapter, TipAdapterF
 from dear.methods.two_stage import TwoStage
 from dear.methods.vpt import VPT
 from dear.methods.zeroshot import ZeroShot
+from dear.utils.text import unknown_name
 
 METHODS: dict[str, type[Method]] = {
     kind.name: kind
@@ -61,7 +62,7 @@ def find_method(name: str) -> type[Method]:
         return METHODS[name]
     same = [key for key in METHODS if key.casefold() == name.casefold()]
     if len(same) != 1:
-        raise UsageError(f"no method is called {name!r}; known are {', '.join(METHODS)}")
+        raise UsageError(unknown_name("method", name, METHODS))
     return METHODS[same[0]]
 
 

@@ -29,6 +29,7 @@ from dear.methods.frozen import (
 from dear.methods.options import Preset, configured
 from dear.methods.prompts import ClassPrompts, ContextPrompts
 from dear.methods.tensors import distance, linear, normal, scores, uniform, unit
+from dear.utils.text import unknown_name
 
 __all__ = [
     "TEMPLATE",
@@ -170,8 +171,9 @@ class Method(nn.Module):
         if name is None:
             return Preset("the method's own values")
         if name not in cls.presets:
-            offer = f"it has {', '.join(cls.presets)}" if cls.presets else "it has none"
-            raise UsageError(f"the method {cls.name!r} has no preset {name!r}; {offer}")
+            if not cls.presets:
+                raise UsageError(f"the method {cls.name!r} has no presets, got {name!r}")
+            raise UsageError(unknown_name(f"preset of {cls.name}", name, cls.presets))
         return cls.presets[name]
 
     @classmethod

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from dear.errors import UsageError
+from dear.utils.text import unknown_name
 from dear.utils.validation import KINDS, Checked, hints_of
 
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -46,8 +47,9 @@ def configured(owner: str, kind: type, options: Mapping[str, Any], start: Any = 
     known = {field.name for field in dataclasses.fields(kind)}
     unknown = sorted(set(options) - known)
     if unknown:
-        offer = f"its options are {', '.join(sorted(known))}" if known else "it has none"
-        raise UsageError(f"the method {owner!r} has no option {unknown[0]!r}; {offer}")
+        if not known:
+            raise UsageError(f"the method {owner!r} has no options, got {unknown[0]!r}")
+        raise UsageError(unknown_name(f"option of {owner}", unknown[0], sorted(known)))
     if start is not None and not isinstance(start, kind):
         raise UsageError(f"config must be a {kind.__name__}; got {type(start).__name__}")
     base: Any = kind() if start is None else start

@@ -11,6 +11,7 @@ from dear.errors import UsageError
 from dear.methods.base import Method
 from dear.methods.options import AtLeastOne, Count, NotNegative, Options, Positive, Share, fit_options
 from dear.utils.pairs import parse_pairs
+from dear.utils.text import unknown_name
 
 Line = dict[str, float | int]  #: of the training log: numbers by name
 
@@ -62,7 +63,7 @@ class Recipe(Options):
         known = {each.name for each in fields(cls)}
         unknown = sorted(set(changes) - known)
         if unknown:
-            raise UsageError(f"the recipe has no {unknown[0]!r}; it has {', '.join(sorted(known))}")
+            raise UsageError(unknown_name("value of the recipe", unknown[0], sorted(known)))
         return cls(**{**method.recipe, **fit_options(cls, changes)})
 
     def rate(self, step: int, steps_per_epoch: int) -> float:

@@ -20,10 +20,11 @@ This module needs no PyTorch and reads no files.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -57,6 +58,31 @@ def shown(text: str) -> str:
     return _UNSHOWN.sub(
         lambda found: found[0] if found[0] == "\n" else found[0].encode("unicode_escape").decode(), text
     )
+
+
+def unknown_name(kind: str, name: str, choices: Iterable[str]) -> str:
+    """A message for a name that does not exist: the closest one, or all where none is close.
+
+    >>> unknown_name("method", "linearprobe", ["dear", "linear-probe"])
+    "unknown method 'linearprobe'; did you mean 'linear-probe'?"
+    >>> unknown_name("method", "xyz", ["dear", "linear-probe"])
+    "unknown method 'xyz'; choose from dear, linear-probe"
+    """
+    known = list(choices)
+    near = close_name(name, known)
+    remedy = f"did you mean {near!r}?" if near is not None else f"choose from {', '.join(known)}"
+    return f"unknown {kind} {name[:80]!r}; {remedy}"
+
+
+def close_name(name: str, choices: Iterable[str]) -> str | None:
+    """The choice that is most like a misspelled name, whatever its case and punctuation; None: none is.
+
+    >>> close_name("oenai/clip-vit-base-patch16", ["openai/clip-vit-base-patch16", "mini"])
+    'openai/clip-vit-base-patch16'
+    """
+    plain = {re.sub(r"[\W_]", "", choice.casefold()): choice for choice in choices}
+    near = difflib.get_close_matches(re.sub(r"[\W_]", "", name[:200].casefold()), plain, 1)
+    return plain[near[0]] if near else None
 
 
 def fill_template(template: str, name: str) -> str:
