@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -105,3 +106,43 @@ def label_import(
         return
     classes = len(set(total.labels.values()))
     say(f"{out}: {len(labels)} labels added, {len(total.labels)} in all, {classes} classes")
+
+
+@group.command("start")
+def label_start(
+    pool: Pool,
+    out: Annotated[Path, Option("--out", "-o", help="The table of labels; answers are added to it.")],
+    classes: ClassNames = None,
+    classes_file: opt.ClassesFile = None,
+    backbone: opt.Backbone = "mini",
+    template: opt.Template = None,
+    host: Annotated[
+        str, Option(help="Address to listen on; 0.0.0.0 for a phone in the same network.")
+    ] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port to listen on; 0 finds a free one.")] = 7861,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
+) -> None:
+    """Label images in the browser: one key per class, groups of similar images at once, undo.
+
+    Every answer is on disk before the next image appears. Stop and start again at any time.
+
+    Example: `dear label start pool/ --classes "cat,dog" --out labels.csv`
+    """
+    from dear.clip.factory import load
+    from dear.tasks.labeling.server import serving
+    from dear.tasks.labeling.session import start_session
+
+    names = opt.read_class_list(classes, classes_file) or []
+    clip = load(backbone, device=opt.device_named(device))
+    with stages() as progress:
+        session, unreadable = start_session(pool, clip, out, names, template, backbone, progress)
+    for reason in unreadable:
+        say(f"skipped: {reason}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # closes as after Ctrl-C
+    with serving(session, host, port) as server:
+        say(f"Label {len(session.paths)} images at {server.url} (Ctrl-C ends it)")
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            say(f"\n{len(session.answers.labels)} labels in {out}. To train: {session.command()}")

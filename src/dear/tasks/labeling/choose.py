@@ -88,17 +88,12 @@ def label_next(
     """
     if count < 1:
         raise InputError(f"count must be at least 1, got {count}")
-    images = pool if isinstance(pool, ImageSet) else open_unlabeled(pool)
+    images, unreadable = open_readable(pool)
     labeled = None
-    if data is not None:
-        labeled = (
-            data if isinstance(data, ImageSet) else open_data(data, "all", root=data_root, template=template)
-        )
-    bad = find_unreadable(images, range(len(images)))
-    places = {item.place for item in bad}
-    images = images.subset([index for index in range(len(images)) if index not in places]) if bad else images
-    if not len(images):
-        raise DataError(f"{images.name}: none of its images can be read; the first: {bad[0].reason}")
+    if data is not None and isinstance(data, ImageSet):
+        labeled = data
+    elif data is not None:
+        labeled = open_data(data, "all", root=data_root, template=template)
     names = _class_names(classes, labeled, run)
     prompt = template or (labeled.template if labeled is not None else TEMPLATE)
     cache = FeatureCache()
@@ -111,6 +106,7 @@ def label_next(
     texts = text_features(clip, names, prompt)
     exclude = torch.arange(len(features)) >= len(images)
     known = bool((labels != UNLABELED).any())
+    guesses: Tensor | None = None
     if run is not None:
         guesses = run.probabilities(images)
         scores = torch.zeros(len(features))
@@ -138,7 +134,24 @@ def label_next(
             continue
         confidence, best = guesses[row].max(dim=0)
         choices.append(Choice(images.key(row), names[int(best)], float(confidence)))
-    return NextLabels(tuple(choices), names, tuple(item.reason for item in bad))
+    return NextLabels(tuple(choices), names, unreadable)
+
+
+def open_readable(pool: PathLike | ImageSet) -> tuple[ImageSet, tuple[str, ...]]:
+    """The readable images of a pool, and why others cannot be read.
+
+    Raises:
+        DataError: there is no readable image.
+    """
+    images = pool if isinstance(pool, ImageSet) else open_unlabeled(pool)
+    bad = find_unreadable(images, range(len(images)))
+    if len(bad) == len(images):
+        raise DataError(f"{images.name}: none of its images can be read; the first: {bad[0].reason}")
+    places = {item.place for item in bad}
+    readable = (
+        images.subset([index for index in range(len(images)) if index not in places]) if bad else images
+    )
+    return readable, tuple(item.reason for item in bad)
 
 
 def text_features(clip: Clip, names: Sequence[str], template: str) -> Tensor | None:

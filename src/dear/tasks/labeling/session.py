@@ -1,0 +1,435 @@
+"""A labeling session: which image comes next, what the model takes it for, and how far the labels lead.
+
+Answers go to an `AnswerFile` before anything else happens. After every few answers a worker thread trains the
+probe again, chooses the next images, and then forecasts what more labels would bring; questions are answered
+from what is there meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dear.clip.model import Clip
+from dear.data.images import TEMPLATE, ImageSet, readable
+from dear.errors import InputError
+from dear.runs.class_lists import find_twins
+from dear.runs.feature_cache import FeatureCache
+from dear.tasks.labeling.answers import Answer, AnswerFile, Kind
+from dear.tasks.labeling.choose import counts_of, guess, open_readable, text_features
+from dear.train.label_check import LEAST_IMAGES, out_of_sample, rank_labels
+from dear.unlabeled import UNLABELED, Forecast, choose_next, draw_rows, forecast_gain, learning_curve
+from dear.utils.files import PathLike
+from dear.utils.progress import Progress
+
+BATCH = 5  #: answers after which the probe is trained again
+AHEAD = 40  #: images that are chosen at once
+GROUP = 12  #: similar images that are confirmed at once
+LEAST_CONFIDENCE = 0.5  #: of a guess that is offered in a group
+LEASE = 120.0  #: seconds for which an image that a tab shows is not shown in another
+MOST_IMAGES = 5_000  #: of a large pool that are chosen from, besides the labeled ones
+MOST_FORECAST = 1_000  #: unlabeled images that the forecast reads
+MORE = 50  #: labels whose gain is forecast
+WORTH = 0.01  #: expected gain below which more labels are hardly worth it
+
+
+@dataclass
+class _Model:
+    """What the worker computed last."""
+
+    probabilities: Tensor | None = None  #: [n, C]; None: no class is known
+    classes: tuple[str, ...] = ()  #: columns of the probabilities
+    queue: tuple[int, ...] = ()
+    suspects: tuple[tuple[int, str, float], ...] = ()  #: place, suggestion and its probability
+    forecast: Forecast | None = None
+    labels: int = 0  #: that it was trained on
+    seconds: float = 0.0  #: of the training and the choice
+
+
+@dataclass
+class _Tab:
+    """What one browser tab did and shows."""
+
+    history: list[list[str]] = field(default_factory=list)  #: paths of its answers
+    shown: dict[int, float] = field(default_factory=dict)  #: places and until when they are its own
+
+
+class LabelingSession:
+    """The state behind a labeling page.
+
+    Args:
+        images: the images to label, all readable.
+        features: their unit features [n, E], on the CPU.
+        clip: reads class names.
+        file: where answers go.
+        classes: names to start with; those of the file are added.
+        template: prompt with `{}`.
+        pool: how the user names the images, for the final command.
+        backbone: how the user names the backbone, for the final command.
+
+    Raises:
+        InputError: two classes are the same words to CLIP.
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        features: Tensor,
+        clip: Clip,
+        file: AnswerFile,
+        classes: Sequence[str] = (),
+        template: str = TEMPLATE,
+        pool: str = "",
+        backbone: str = "",
+    ) -> None:
+        self.images, self.features, self.clip, self.file = images, features, clip, file
+        self.template, self.pool, self.backbone = template, pool, backbone
+        self.paths = tuple(images.key(index) for index in range(len(images)))
+        self._place = {path: index for index, path in enumerate(self.paths)}
+        self._lock = threading.RLock()
+        self._tabs: dict[str, _Tab] = {}
+        self._model = _Model()
+        self._wake, self._idle = threading.Event(), threading.Event()
+        self._closed = False
+        self._texts: dict[str, Tensor] = {}
+        self.answers = file.read()
+        new = [name for name in dict.fromkeys(map(readable, classes)) if name not in self.answers.classes]
+        self._check_classes((*self.answers.classes, *new))
+        if new:
+            self._write([Answer("", "class", name) for name in new])
+        self._train()
+        self._worker = threading.Thread(target=self._work, name="labeling", daemon=True)
+        self._wake.set()
+        self._worker.start()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in the order in which they appeared."""
+        return self.answers.classes
+
+    def close(self) -> None:
+        """End the worker."""
+        self._closed = True
+        self._wake.set()
+        self._worker.join(timeout=60)
+
+    def wait(self, seconds: float = 60) -> bool:
+        """Wait until the worker has nothing to do."""
+        return self._idle.wait(seconds)
+
+    def answer(self, places: Sequence[int], kind: Kind, label: str = "", tab: str = "") -> None:
+        """Record an answer about some images; it is on disk when this returns.
+
+        Raises:
+            InputError: a place or a class does not exist, or the kind needs a label.
+        """
+        for place in places:
+            if not 0 <= place < len(self.paths):
+                raise InputError(f"image must be from 0 to {len(self.paths) - 1}, got {place}")
+        if kind not in ("label", "skip", "none", "checked") or not places:
+            raise InputError(f"kind must be label, skip, none or checked with at least 1 image, got {kind!r}")
+        if kind == "label" and label not in self.classes:
+            raise InputError(f"label must be one of the classes, got {label!r}; add the class first")
+        paths = [self.paths[place] for place in places]
+        with self._lock:
+            before = len(self.answers.labels)
+            self._write([Answer(path, kind, label if kind == "label" else "") for path in paths])
+            self._tab(tab).history.append(paths)
+            self._tab(tab).shown.clear()
+            if len(self.answers.labels) >= self._model.labels + BATCH or before == 0:
+                self._retrain()
+
+    def undo(self, tab: str = "") -> int | None:
+        """Take back the last answer of a tab; the place of its first image, None where there is none."""
+        with self._lock:
+            history = self._tab(tab).history
+            if not history:
+                return None
+            paths = history.pop()
+            self._write([Answer(path, "undo") for path in paths])
+            return self._place[paths[0]]
+
+    def add_class(self, name: str) -> str:
+        """Add a class and return its name as it is shown.
+
+        Raises:
+            InputError: the name is empty, or CLIP reads it as an existing one.
+        """
+        name = readable(name)
+        with self._lock:
+            self._check_classes((*self.classes, name))
+            self._write([Answer("", "class", name)])
+            self._retrain()
+        return name
+
+    def state(self, tab: str = "", mode: str = "one", place: int | None = None) -> dict[str, Any]:
+        """Everything that the page shows, with the next image, group or suspect for a tab.
+
+        Args:
+            tab: who asks; images that it shows are not shown to others for two minutes.
+            mode: "one" image, a "group" of similar images, or "check" labels that look wrong.
+            place: the image to show instead of the next one.
+        """
+        with self._lock:
+            if place is not None and not 0 <= place < len(self.paths):
+                raise InputError(f"image must be from 0 to {len(self.paths) - 1}, got {place}")
+            if mode not in ("one", "group", "check"):
+                raise InputError(f"mode must be one, group or check, got {mode!r}")
+            if mode == "group":
+                item: dict[str, Any] | None = self._group(tab)
+            elif mode == "check":
+                item = self._suspect(tab)
+            else:
+                item = self._one(tab, place)
+            counts = counts_of(self.answers.labels, self.classes)
+            return {
+                "classes": [{"name": name, "labels": counts[name]} for name in self.classes],
+                "images": len(self.paths),
+                "labels": len(self.answers.labels),
+                "none": len(self.answers.none),
+                "skipped": len(self.answers.skipped),
+                "suspects": len(self._suspects()),
+                "training": not self._idle.is_set(),
+                "seconds": round(self._model.seconds, 2),
+                "forecast": describe_forecast(self._model.forecast),
+                "command": self.command(),
+                "mode": mode,
+                "item": item,
+            }
+
+    def command(self) -> str:
+        """The command that trains the final method."""
+        words = ["dear", "adapt", "--data", str(self.file.path), "--data-root", self.pool]
+        words += ["--unlabeled", self.pool, "--backbone", self.backbone, "--out", "run"]
+        return " ".join(shlex.quote(word) for word in words)
+
+    # Questions
+
+    def _one(self, tab: str, place: int | None) -> dict[str, Any] | None:
+        if place is None:
+            free = (index for index in self._model.queue if self._is_free(index, tab))
+            place = next(free, None)
+        if place is None:
+            place = next((index for index in range(len(self.paths)) if self._is_free(index, tab)), None)
+        if place is None:
+            return None
+        self._lease(tab, [place])
+        return {"place": place, "path": self.paths[place], "guesses": self._guesses(place)}
+
+    def _group(self, tab: str) -> dict[str, Any] | None:
+        """Unanswered images with the same confident guess, of the class with the fewest labels first."""
+        model = self._model
+        if model.probabilities is None:
+            return None
+        confidence, best = model.probabilities.max(dim=1)
+        counts = counts_of(self.answers.labels, self.classes)
+        order = sorted(range(len(model.classes)), key=lambda column: counts[model.classes[column]])
+        for column in order:
+            rows = ((best == column) & (confidence >= LEAST_CONFIDENCE)).nonzero()[:, 0]
+            rows = rows[confidence[rows].argsort(descending=True, stable=True)]
+            free = [row for row in rows.tolist() if self._is_free(row, tab)][:GROUP]
+            if len(free) > 1:
+                self._lease(tab, free)
+                shown = [
+                    {"place": row, "path": self.paths[row], "confidence": round(float(confidence[row]), 3)}
+                    for row in free
+                ]
+                return {"label": model.classes[column], "images": shown}
+        return None
+
+    def _suspects(self) -> list[tuple[int, str, float]]:
+        labels, checked = self.answers.labels, self.answers.checked
+        return [
+            suspect
+            for suspect in self._model.suspects
+            if self.paths[suspect[0]] not in checked
+            and labels.get(self.paths[suspect[0]], suspect[1]) != suspect[1]
+        ]
+
+    def _suspect(self, tab: str) -> dict[str, Any] | None:
+        for place, suggestion, confidence in self._suspects():
+            path = self.paths[place]
+            return {
+                "place": place,
+                "path": path,
+                "label": self.answers.labels[path],
+                "guesses": [[suggestion, round(confidence, 3)]],
+            }
+        return None
+
+    def _guesses(self, place: int) -> list[list[Any]]:
+        model = self._model
+        if model.probabilities is None:
+            return []
+        values, columns = model.probabilities[place].topk(min(3, len(model.classes)))
+        pairs = zip(columns.tolist(), values.tolist(), strict=True)
+        return [[model.classes[column], round(value, 3)] for column, value in pairs]
+
+    def _is_free(self, place: int, tab: str) -> bool:
+        path, now = self.paths[place], time.monotonic()
+        answered = path in self.answers.labels or path in self.answers.none or path in self.answers.skipped
+        others = (other for name, other in self._tabs.items() if name != tab)
+        return not answered and not any(other.shown.get(place, 0.0) > now for other in others)
+
+    def _lease(self, tab: str, places: Sequence[int]) -> None:
+        until = time.monotonic() + LEASE
+        self._tab(tab).shown = dict.fromkeys(places, until)
+
+    def _tab(self, name: str) -> _Tab:
+        return self._tabs.setdefault(name, _Tab())
+
+    def _write(self, answers: Sequence[Answer]) -> None:
+        self.file.add(answers)
+        self.answers = self.file.read()  # with the answers of other processes
+
+    def _check_classes(self, names: Sequence[str]) -> None:
+        twins = find_twins(tuple(names))
+        if twins is not None:
+            raise InputError(f"classes must differ for CLIP, got {twins[0]!r} and {twins[1]!r}")
+
+    # The worker
+
+    def _retrain(self) -> None:
+        self._idle.clear()
+        self._wake.set()
+
+    def _work(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            if self._closed:
+                return
+            self._idle.clear()
+            self._train()
+            self._forecast()
+            if not self._wake.is_set():
+                self._idle.set()
+
+    def _known(self) -> tuple[tuple[str, ...], Tensor, Tensor | None]:
+        """Class names, labels [n] and text features [C, E] at this moment."""
+        with self._lock:
+            names, answers = self.classes, self.answers
+        for name in names:
+            if name not in self._texts:
+                texts = text_features(self.clip, [name], self.template)
+                assert texts is not None
+                self._texts[name] = texts[0]
+        labels = torch.full((len(self.paths),), UNLABELED, dtype=torch.int64)
+        for path, name in answers.labels.items():
+            if path in self._place and name in names:
+                labels[self._place[path]] = names.index(name)
+        return names, labels, torch.stack([self._texts[name] for name in names]) if names else None
+
+    def _train(self) -> None:
+        """Train the probe and choose the next images."""
+        began = time.monotonic()
+        names, labels, texts = self._known()
+        labeled = labels != UNLABELED
+        part = torch.cat([labeled.nonzero()[:, 0], draw_rows((~labeled).nonzero()[:, 0], MOST_IMAGES)])
+        features, known = self.features[part], labels[part]
+        with self._lock:
+            out = self.answers.none | self.answers.skipped
+        exclude = torch.tensor([self.paths[row] in out for row in part.tolist()])
+        count = min(AHEAD, len(part))
+        rows = choose_next(
+            features, count, labels=known if bool(labeled.any()) else None, texts=texts, exclude=exclude
+        )
+        probabilities = None
+        if texts is not None:
+            probabilities = torch.zeros(len(labels), len(names))
+            probabilities[part] = guess(features, known, texts)
+        suspects = self._find_suspects(names, labels)
+        with self._lock:
+            model = self._model
+            model.probabilities, model.classes = probabilities, names
+            model.queue = tuple(part[rows].tolist())
+            model.suspects, model.labels = suspects, int(labeled.sum())
+            model.seconds = time.monotonic() - began
+
+    def _find_suspects(self, names: Sequence[str], labels: Tensor) -> tuple[tuple[int, str, float], ...]:
+        rows = (labels != UNLABELED).nonzero()[:, 0]
+        if len(rows) < LEAST_IMAGES:
+            return ()
+        probabilities = out_of_sample(self.features[rows], labels[rows], len(names))
+        places, best = rank_labels(probabilities, labels[rows])
+        return tuple(
+            (int(rows[place]), names[int(best[place])], float(probabilities[place, best[place]]))
+            for place in places
+        )
+
+    def _forecast(self) -> None:
+        """Cross-validate the probe, and forecast the gain of more labels."""
+        _, labels, texts = self._known()
+        labeled = labels != UNLABELED
+        if texts is None or not bool(labeled.any()):
+            return
+        rows = torch.cat([labeled.nonzero()[:, 0], draw_rows((~labeled).nonzero()[:, 0], MOST_FORECAST)])
+        curve = learning_curve(self.features[rows], labels[rows], texts)
+        forecast = forecast_gain(curve, int(labeled.sum()), MORE)
+        with self._lock:
+            self._model.forecast = forecast
+
+
+def describe_forecast(forecast: Forecast | None) -> dict[str, Any] | None:
+    """Cross-validated accuracy with its interval, the expected gain, and advice; None: not known yet.
+
+    >>> describe_forecast(Forecast(40, 0.9, (0.8, 0.95), 0.004, (0.0, 0.01), None))["advice"]
+    'More labels are hardly worth it: 50 more are expected to bring less than one point.'
+    """
+    if forecast is None or not forecast.images or math.isnan(forecast.accuracy):
+        return None
+    advice = "Label two or more images of every class to see what more labels would bring."
+    if forecast.gain is not None and forecast.gain < WORTH:
+        advice = f"More labels are hardly worth it: {MORE} more are expected to bring less than one point."
+    elif forecast.gain is not None:
+        advice = f"{MORE} more labels are expected to bring about {100 * forecast.gain:.0f} points."
+    low, high = forecast.accuracy_interval
+    return {
+        "accuracy": round(forecast.accuracy, 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "images": forecast.images,
+        "gain": None if forecast.gain is None else round(forecast.gain, 4),
+        "advice": advice,
+    }
+
+
+def start_session(
+    pool: PathLike,
+    clip: Clip,
+    out: PathLike,
+    classes: Sequence[str] = (),
+    template: str | None = None,
+    backbone: str = "",
+    progress: Progress | None = None,
+) -> tuple[LabelingSession, tuple[str, ...]]:
+    """A session on the images of a pool, and why some images cannot be read.
+
+    Args:
+        pool: a folder, a table with a column `path`, or a dataset.
+        clip: the backbone.
+        out: the table of labels, `.csv`.
+        classes: names to start with.
+        template: prompt with `{}`.
+        backbone: how the user names the backbone.
+        progress: called with (stage, done, total).
+
+    Raises:
+        DataError: the pool holds no readable image.
+    """
+    file = AnswerFile(out)
+    images, unreadable = open_readable(pool)
+    features = F.normalize(FeatureCache().image_features(clip.focused(()), images, progress), dim=1)
+    session = LabelingSession(
+        images, features, clip, file, classes, template or TEMPLATE, str(pool), backbone or clip.name
+    )
+    return session, unreadable
