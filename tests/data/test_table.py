@@ -133,7 +133,7 @@ def test_malformed_csv_is_named(tmp_path, text, match):
     [
         ("[1]", "row 1: is not a JSON object"),
         ('{"path": "a", "label": "b"}\n{oops}', "row 2: is not a valid JSON object"),
-        ('{"path": "a", "path": "b", "label": "c"}', "stands twice"),
+        ('{"path": "a", "path": "b", "label": "c"}', "occurs twice"),
         ('{"path": "a", "label": 1.5}', "label .*1.5"),
         ('{"path": "a", "label": true}', "label .*True"),
         ('{"path": 3, "label": "a"}', "path .*3"),

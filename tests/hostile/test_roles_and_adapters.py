@@ -68,7 +68,7 @@ def test_a_map_of_other_weights_is_refused_unless_asked_for(clip, tmp_path: Path
     roles = RoleMap.load(path)
     with pytest.raises(RoleError, match="allow_other=True"):
         DeAR(clip, CLASSES, roles=roles)
-    assert "as you asked" in (DeAR(clip, CLASSES, roles=roles, allow_other_roles=True).notice or "")
+    assert "as requested" in (DeAR(clip, CLASSES, roles=roles, allow_other_roles=True).notice or "")
 
 
 @pytest.mark.parametrize(

@@ -154,8 +154,8 @@ def test_the_page_says_what_the_kinds_mean_and_marks_doubts():
     assert "its quality is unknown" in page
     shields_nothing = RoleMap.uniform("mixed", [1], 2)
     assert "A map that shields nothing keeps nothing." in roles_page(shields_nothing)
-    assert "2 of 2 heads have no attribute of their own" in roles_page(shields_nothing)
-    assert "no attribute of their own" not in page
+    assert "2 of 2 heads have no attribute role" in roles_page(shields_nothing)
+    assert "no attribute role" not in page
 
 
 def test_figures_survive_flat_and_single_values():

@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_named_with_its_place(change: dict, sentence: str) 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('{"parts": [], "parts": []}', "'parts' stands twice"),
+        ('{"parts": [], "parts": []}', "'parts' occurs twice"),
         ('{"parts": [{"count": NaN}]}', "NaN"),
         ('{"parts": [{"count": 1, "shares": {"a": 1e999}}]}', "too large"),
         ('{"parts": ' + "[" * 200 + "]" * 200 + "}", "nested too deeply"),

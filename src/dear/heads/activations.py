@@ -31,7 +31,7 @@ def activating_images(
 ) -> ActivatingImages:
     """Find the `top` collected images that activate a head most and least.
 
-    `text` [E] is the feature of a `phrase` that gives the direction; None: the direction in which the head's
+    `text` [E] is the feature of a `phrase` and the direction; None: the direction in which the head's
     contributions vary most.
     """
     terms = images.contribution([key])  # [n, E]
@@ -56,8 +56,8 @@ def attention_maps(clip: Clip, pixels: Tensor, keys: Sequence[Head]) -> Tensor:
     A head's class-token output is a sum over tokens of (attention weight) · (value); carried to the feature,
     each patch's summand is a vector whose length says how much of the contribution came from there.
 
-    For normalized images [B, 3, S, S] and K heads: [K, B, side, side], not normalized; the class token's own
-    summand is left out.
+    For normalized images [B, 3, S, S] and K heads: [K, B, side, side], not normalized; without the
+    class token's summand.
     """
     if clip.visual.pool is not None:
         raise UsageError(
@@ -68,7 +68,7 @@ def attention_maps(clip: Clip, pixels: Tensor, keys: Sequence[Head]) -> Tensor:
     layers = sorted({layer for layer, _ in keys})
     maps = dict(zip(layers, head_maps(clip, layers), strict=True))  # [H, d, E] each
     x = visual.embed(pixels.to(clip.device))
-    found: dict[Head, Tensor] = {}
+    maps_of: dict[Head, Tensor] = {}
     done = 0
     for layer in layers:
         x = visual.run(x, first=done + 1, last=layer - 1)
@@ -80,5 +80,5 @@ def attention_maps(clip: Clip, pixels: Tensor, keys: Sequence[Head]) -> Tensor:
         done = layer
         for head in {head for at, head in keys if at == layer}:
             lengths = (values[:, head] @ maps[layer][head]).norm(dim=-1)  # [B, N]
-            found[layer, head] = (weights[:, head] * lengths)[:, 1:].unflatten(1, (side, side))
-    return torch.stack([found[key] for key in keys])
+            maps_of[layer, head] = (weights[:, head] * lengths)[:, 1:].unflatten(1, (side, side))
+    return torch.stack([maps_of[key] for key in keys])

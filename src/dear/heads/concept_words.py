@@ -1,6 +1,6 @@
 """A concept and its values in words: Location is beach, forest, street … The words lie in `values.json`.
 
-A user names a concept of the twelve ("location", "background"), or one of their own with its values:
+A user names a concept of the twelve ("location", "background"), or defines one by its values:
 "background: lab bench, outdoors, conveyor belt".
 """
 
@@ -30,7 +30,7 @@ OWN_TEMPLATES = ("{}", "a {}", "a photo of a {}.", "the {}")
 class Concept:
     """A concept q with its values q_1..q_K."""
 
-    name: str  #: one of the twelve concepts, or the user's own word
+    name: str  #: one of the twelve concepts, or the user's word
     words: tuple[str, ...]  #: the values
     #: sentences around a value, with `{}`; the features of all are averaged
     templates: tuple[str, ...] = OWN_TEMPLATES
@@ -91,7 +91,7 @@ def find_concept(text: str) -> Concept:
         if known is None:
             raise UsageError(
                 f"{text.strip()[:_LONGEST]!r} is none of the concepts {', '.join(CONCEPTS)}; name one of "
-                'them, or your own with its values: "background: lab bench, outdoors"'
+                'them, or define one by its values: "background: lab bench, outdoors"'
             )
         return known_concepts()[known]
     words = tuple(dict.fromkeys(word.strip() for word in rest.split(",") if word.strip()))
@@ -114,7 +114,7 @@ def readable_words(clip: Clip, words: Sequence[str]) -> tuple[str, ...]:
         return tuple(words)
     shared = int(rows.mode().values)
     ids = clip.tokenize(list(words)).to(rows.device)
-    inside = (ids > 0) & (ids < int(ids.max()) - 1)  # the words' own tokens, not BOT, EOT and padding
+    inside = (ids > 0) & (ids < int(ids.max()) - 1)  # the tokens of the words, not BOT, EOT and padding
     unknown = ((rows[ids] == shared) & inside).any(dim=1).tolist()
     return tuple(word for word, bad in zip(words, unknown, strict=True) if not bad)
 

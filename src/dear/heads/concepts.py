@@ -3,7 +3,7 @@
 The paper's way is `cluster_concepts`: HDBSCAN over the sentence embeddings of all picked phrases. HDBSCAN
 finds many small, pure groups (German cities, kinds of dogs) rather than twelve; each gets the name of a
 concept, and groups of one name count as one concept. `fixed_concepts` names the concepts beforehand, and
-`tagged_concepts` takes the corpus' own tags.
+`tagged_concepts` uses the tags of the corpus.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Concepts:
     of: Mapping[str, str]  #: concept of each phrase (eq. 2)
     clusters: tuple[Cluster, ...] = ()  #: the groups behind the names; empty for tags
     way: str = "clusters"  #: "clusters", "fixed" or "tags"
-    noise: float = 0.0  #: share of phrases HDBSCAN left alone, which went to the nearest centroid
+    noise: float = 0.0  #: share of phrases HDBSCAN did not cluster, which went to the nearest centroid
     #: how well the concepts fit the corpus' tags, where it has tags
     agreement: Mapping[str, float] = field(default_factory=dict)
 
@@ -48,7 +48,7 @@ class Concepts:
         return tuple(sorted(counts, key=lambda name: (-counts[name], name)))
 
     def summary(self) -> dict[str, Any]:
-        """What was found, as plain values for `roles.json`."""
+        """The concepts as plain values for `roles.json`."""
         counts = Counter(self.of.values())
         groups = Counter(cluster.concept for cluster in self.clusters)
         return {
@@ -133,7 +133,7 @@ def tagged_concepts(phrases: Sequence[str], tags: Mapping[str, str]) -> Concepts
 def tag_agreement(
     of: Mapping[str, str], cluster_of: Mapping[str, int | str], tags: Mapping[str, str]
 ) -> dict[str, float]:
-    """How well found concepts and written tags agree, over the phrases that have tags.
+    """How well discovered concepts and written tags agree, over the phrases that have tags.
 
     `same_name`: share of phrases whose concept is their tag. `purity`: share of phrases that bear the
     commonest tag of their cluster. `adjusted_rand` and `mutual_information` (normalized) compare named
@@ -145,17 +145,17 @@ def tag_agreement(
     if not known:
         return {}
     truth = [tags[phrase] for phrase in known]
-    found = [of[phrase] for phrase in known]
+    concepts = [of[phrase] for phrase in known]
     clusters = [str(cluster_of[phrase]) for phrase in known]
     inside: dict[str, Counter[str]] = {}
     for cluster, tag in zip(clusters, truth, strict=True):
         inside.setdefault(cluster, Counter())[tag] += 1
     pure = sum(counts.most_common(1)[0][1] for counts in inside.values())
     return {
-        "same_name": sum(a == b for a, b in zip(truth, found, strict=True)) / len(known),
+        "same_name": sum(a == b for a, b in zip(truth, concepts, strict=True)) / len(known),
         "purity": pure / len(known),
-        "adjusted_rand": float(adjusted_rand_score(truth, found)),
-        "mutual_information": float(normalized_mutual_info_score(truth, found)),
+        "adjusted_rand": float(adjusted_rand_score(truth, concepts)),
+        "mutual_information": float(normalized_mutual_info_score(truth, concepts)),
         "cluster_mutual_information": float(normalized_mutual_info_score(truth, clusters)),
     }
 

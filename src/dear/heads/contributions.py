@@ -218,7 +218,7 @@ class _PooledRun:
         #: [B], `linear · feature / |feature|^2`: the share of each feature that came past the pooling MLP
         linear = visual.into_space(pooled).float()
         self.explained = (linear * self.features).sum(-1) / self.features.square().sum(-1)
-        #: [B, G, E], what each pooling head adds, its bias left out
+        #: [B, G, E], what each pooling head adds, without its bias
         added = torch.einsum("bgk,gkw->bgw", z[:, :, 0].float(), out)
         self.pool_heads = added @ visual.space_matrix().float()
 

@@ -32,7 +32,7 @@ from dear.utils.progress import Progress, silent
 
 Picked = Mapping[Head, tuple[str, ...]]  #: the phrases that describe each head
 _TEXTS_AT_ONCE = 256
-SOURCES = ("images", "weights")  #: what roles can be found from
+SOURCES = ("images", "weights")  #: what roles can be discovered from
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RoleOptions:
     corpus: PathLike | Corpus | None = None
     phrases: int | None = None  #: how many phrases describe one head; None: `default_phrases`
     #: "clusters" (HDBSCAN, the paper's way), "fixed" (the twelve named concepts), "tags" (the concepts that
-    #: the corpus names), or your own names with a few sentences each
+    #: the corpus names), or names with a few sentences each
     concepts: str | Mapping[str, Sequence[str]] = "clusters"
     core: tuple[str, ...] = CORE  #: concepts that get an attribute token
     sentences: str = DEFAULT  #: sentence-transformers model that measures how alike phrases are
@@ -55,7 +55,7 @@ class RoleOptions:
     unreadable: str = "stop"  #: "stop" at an image that cannot be read, or "skip" it
     #: "images", or "weights": no image is read, heads are described by what they can write
     source: str = "images"
-    #: how often roles are found again on images (or, from weights, phrases) drawn anew
+    #: number of times that roles are discovered again on images (or, from weights, phrases) drawn anew
     replicates: int = REPLICATES
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ def discover_roles(
         clip: the backbone.
         images: an image set, normalized pixels [n, 3, S, S], or batches of them; thousands are best.
             None with `source="weights"`.
-        options: see `RoleOptions`; its fields can also be given by name, as in `rule="quantile"`.
+        options: see `RoleOptions`; its fields can also be passed by name, as in `rule="quantile"`.
         progress: called in each stage: "phrases", "images", "heads", "concepts", "stability".
         keep: file in which what was measured is kept until the end; the same call after an interruption
             continues from it, to the same roles. Needs images with names (an image set).
@@ -127,14 +127,14 @@ def discover_roles(
     spans = textspan_moments(seen, features, phrases)
     picked = _phrases(spans, texts, chosen)
     progress("concepts", 0, None)
-    found = _concepts(picked, options.concepts, words.tags, embed)
-    table, parameters = _assigned(picked, found.of, options)
+    concepts = _concepts(picked, options.concepts, words.tags, embed)
+    table, parameters = _assigned(picked, concepts.of, options)
     progress("stability", 0, None)
 
     def again(other: Moments, rows: Sequence[int] = range(len(texts))) -> tuple[Picked, Mapping[str, str]]:
         spans = textspan_moments(other, features[list(rows)], phrases)
         again_picked = _phrases(spans, [texts[row] for row in rows], chosen)
-        return again_picked, _concept_of(again_picked, found, words.tags, embed)
+        return again_picked, _concept_of(again_picked, concepts, words.tags, embed)
 
     def concepts_of(heads: Picked, of: Mapping[str, str]) -> list[list[str]]:
         return [[of[phrase] for phrase in head] for head in heads.values()]
@@ -150,7 +150,7 @@ def discover_roles(
         )
     if options.replicates:
         information = measure_information(
-            concepts_of(picked, found.of), seen, lambda other: concepts_of(*again(other))
+            concepts_of(picked, concepts.of), seen, lambda other: concepts_of(*again(other))
         )
     if saved is not None:
         saved.remove()
@@ -165,16 +165,16 @@ def discover_roles(
         **({} if steady is None else {"stability": steady.evidence()}),
         **({} if information is None else {"information": structs.asdict(information)}),
         **({} if share is None else {"linear_share": round(share, 4)}),
-        "concepts": found.summary(),
+        "concepts": concepts.summary(),
         "explained": {
             str(layer): [round(part, 4) for part in row]
             for layer, row in zip(chosen, explained.tolist(), strict=True)
         },
-        "concept_of": dict(sorted(found.of.items())),
+        "concept_of": dict(sorted(concepts.of.items())),
     }
     vision = clip.config.vision
     about = (clip.name, clip.fingerprint, vision.layers, options.rule, parameters, options.core)
-    # A path that cannot be written as plain text is left out.
+    # A path that cannot be written as plain text is omitted.
     location = clip.source if clip.source and is_utf8(clip.source) and clip.source.isprintable() else None
     return RoleMap(table, vision.heads, *about, evidence, location)
 
@@ -305,7 +305,7 @@ def _concepts(
     embed: Embedder | None,
 ) -> Concepts:
     """The concepts of all picked phrases; `embed` is needed for all ways but the tags."""
-    different = list(dict.fromkeys(phrase for _, said in sorted(picked.items()) for phrase in said))
+    different = list(dict.fromkeys(phrase for _, phrases in sorted(picked.items()) for phrase in phrases))
     if not different:
         raise RoleError("no head's output varies over these images; give images that differ")
     if embed is None:
@@ -319,20 +319,26 @@ def _assigned(
     picked: Picked, of: Mapping[str, str], options: RoleOptions
 ) -> tuple[dict[Head, Role], dict[str, float]]:
     """Roles and the rule's parameters that picked phrases with known concepts give."""
-    heads = {key: MeasuredHead.of(said, [of[phrase] for phrase in said]) for key, said in picked.items()}
+    heads = {
+        key: MeasuredHead.of(phrases, [of[phrase] for phrase in phrases]) for key, phrases in picked.items()
+    }
     return assign(heads, options.rule, options.value, options.core)
 
 
 def _concept_of(
-    picked: Picked, found: Concepts, tags: Mapping[str, str], embed: Embedder | None
+    picked: Picked, concepts: Concepts, tags: Mapping[str, str], embed: Embedder | None
 ) -> dict[str, str]:
-    """The concept of each picked phrase: as it was found, and for new phrases that of the nearest cluster."""
-    of = dict(found.of)
-    fresh = list(dict.fromkeys(phrase for said in picked.values() for phrase in said if phrase not in of))
+    """The concept of each picked phrase: as discovered, and for new phrases that of the nearest cluster."""
+    of = dict(concepts.of)
+    fresh = list(
+        dict.fromkeys(phrase for phrases in picked.values() for phrase in phrases if phrase not in of)
+    )
     if not fresh:
         return of
-    if embed is None or not found.clusters:
+    if embed is None or not concepts.clusters:
         return of | {phrase: tags.get(phrase, "") for phrase in fresh}
-    centers = np.array([cluster.centroid for cluster in found.clusters])  # [k, d]
+    centers = np.array([cluster.centroid for cluster in concepts.clusters])  # [k, d]
     nearest = (unit(embed(fresh)) @ centers.T).argmax(axis=1)
-    return of | {phrase: found.clusters[place].concept for phrase, place in zip(fresh, nearest, strict=True)}
+    return of | {
+        phrase: concepts.clusters[place].concept for phrase, place in zip(fresh, nearest, strict=True)
+    }

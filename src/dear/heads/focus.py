@@ -1,4 +1,4 @@
-"""Focus: what the heads of one role add, as a feature beside the whole one (method page, section 2d).
+"""Focus: what the heads of one role add, as a feature next to the whole one (method page, section 2d).
 
 For a role r with heads H_r, `c_r(x)` is the sum of their contributions to the image feature z(x). The focused
 feature is `[unit(z - mean z), w unit(c_r - mean c_r)]`, means over the training images. Which role, and which
@@ -25,7 +25,7 @@ from dear.heads.names import Head
 from dear.heads.roles import RoleMap
 
 AUTO, NONE = "auto", "none"
-WEIGHTS = (1.0, 2.0)  #: of the heads beside the whole feature, to choose from
+WEIGHTS = (1.0, 2.0)  #: of the heads relative to the whole feature, to choose from
 _FOLDS, _REPEATS = 4, 2
 _RIDGE = 0.1
 _MARGIN = 0.5  # standard errors by which a focus must be better than none
@@ -38,18 +38,18 @@ def attribute_heads(roles: RoleMap) -> dict[str, tuple[Head, ...]]:
     if roles.is_informative() is False:
         return {}
     names = (*roles.core, *sorted({role.concept for _, role in roles if role.concept} - set(roles.core)))
-    found = {name: roles.select(concept=name) for name in names}
-    return {name: heads for name, heads in found.items() if heads}
+    by_name = {name: roles.select(concept=name) for name in names}
+    return {name: heads for name, heads in by_name.items() if heads}
 
 
 def centered_unit(rows: Tensor, center: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Rows [n, W] less their center at unit length, and the center: their mean unless it is given."""
+    """Rows [n, W] less their center at unit length, and the center: their mean by default."""
     center = rows.mean(dim=0) if center is None else center
     return F.normalize(rows - center, dim=-1), center
 
 
 def focused_feature(features: Tensor, mean: Tensor, weight: float) -> Tensor:
-    """The focused feature at unit length, [..., 2 E], of z and c_r as `Clip.focused` gives them.
+    """The focused feature at unit length, [..., 2 E], of z and c_r as `Clip.focused` returns them.
 
     `mean` [2 E] is that of the training images, `weight` that of the heads' part.
     """
@@ -69,7 +69,7 @@ class FocusChoice:
 
     role: str | None  #: None: on nothing; the whole feature is used
     heads: tuple[Head, ...] = ()
-    weight: float = 1.0  #: of the heads beside the whole feature
+    weight: float = 1.0  #: of the heads relative to the whole feature
     why: str = ""  #: one sentence for people
     #: cross-validated accuracy on the training images by role, and with none; empty where it was not measured
     scores: Mapping[str, float] = field(default_factory=dict)
@@ -97,14 +97,14 @@ def choose_focus(
         if key[0] != NONE and _clear(gain := none.error - trial.error)
     }
     best = max(better, key=lambda key: better[key], default=(NONE, 0.0))
-    own = {role: max(t.accuracy for (r, _), t in trials.items() if r == role) for role in (NONE, *parts)}
+    accuracy = {role: max(t.accuracy for (r, _), t in trials.items() if r == role) for role in (NONE, *parts)}
     if best[0] == NONE:
-        tried = max(parts, key=lambda role: own[role], default=None)
-        nearest = "" if tried is None else f", at best {own[tried]:.1%} with {tried}"
+        tried = max(parts, key=lambda role: accuracy[role], default=None)
+        nearest = "" if tried is None else f", at best {accuracy[tried]:.1%} with {tried}"
         why = f"no role is clearly better than none ({none.accuracy:.1%} in cross-validation{nearest})"
-        return FocusChoice(None, why=why, scores=own)
+        return FocusChoice(None, why=why, scores=accuracy)
     why = _measured(best[0], trials[best].accuracy, none.accuracy)
-    return FocusChoice(best[0], heads[best[0]], best[1], why, own)
+    return FocusChoice(best[0], heads[best[0]], best[1], why, accuracy)
 
 
 def choose_weight(
@@ -119,11 +119,11 @@ def choose_weight(
     trials = _cross_validate(features, {role: part}, labels, units)
     none = trials.pop((NONE, 0.0))
     best = min(trials, key=lambda key: float(trials[key].error.mean()))
-    own, gain = trials[best].accuracy, none.error - trials[best].error
-    why = _measured(role, own, none.accuracy)
+    accuracy, gain = trials[best].accuracy, none.error - trials[best].error
+    why = _measured(role, accuracy, none.accuracy)
     if not _clear(gain):
         why += "; this focus gains nothing here"
-    return FocusChoice(role, heads, best[1], why, {NONE: none.accuracy, role: own})
+    return FocusChoice(role, heads, best[1], why, {NONE: none.accuracy, role: accuracy})
 
 
 @torch.no_grad()
@@ -145,25 +145,30 @@ def focus_by_names(clip: Clip, classes: Sequence[str], heads: Mapping[str, tuple
     nearest = (word_features(clip, classes) @ torch.cat(words).T).argmax(dim=1)
     concept, votes = Counter(owners[place] for place in nearest.tolist()).most_common(1)[0]
     share = votes / len(classes)
-    said = f"{share:.0%} of the class names are nearest to words for {concept}"
+    evidence = f"{share:.0%} of the class names are nearest to words for {concept}"
     if share < _NAMED:
-        return FocusChoice(None, why=f"no concept is clearly meant: {said}")
+        return FocusChoice(None, why=f"no concept is clearly meant: {evidence}")
     if concept not in heads:
-        return FocusChoice(None, why=f"{said}, which no head of the role map has")
-    return FocusChoice(concept, heads[concept], 1.0, f"{said}; one image per class is too few to measure it")
+        return FocusChoice(None, why=f"{evidence}, which no head of the role map has")
+    return FocusChoice(
+        concept, heads[concept], 1.0, f"{evidence}; one image per class is too few to measure it"
+    )
 
 
-def _measured(role: str, own: float, none: float) -> str:
+def _measured(role: str, accuracy: float, none: float) -> str:
     return (
-        f"cross-validated accuracy on the training images is {own:.1%} with the heads of {role}, {none:.1%} "
-        "without"
+        f"cross-validated accuracy on the training images is {accuracy:.1%} with the heads of {role}, "
+        f"{none:.1%} without"
     )
 
 
 def hardly_specialized(roles: RoleMap) -> str | None:
     """A part of a sentence where most heads of a map have no attribute; else None."""
-    total, own = len(list(roles)), sum(len(heads) for heads in attribute_heads(roles).values())
-    return f"{total - own} of {total} heads have no attribute of their own" if 2 * own < total else None
+    total = len(list(roles))
+    specialized = sum(len(heads) for heads in attribute_heads(roles).values())
+    if 2 * specialized >= total:
+        return None
+    return f"{total - specialized} of {total} heads have no attribute role"
 
 
 def enough_to_measure(labels: Tensor, units: Places | None = None) -> bool:
@@ -198,11 +203,11 @@ def _cross_validate(
         return unit @ unit.T
 
     whole = gram(features)
-    found = {(NONE, 0.0): _ridge(whole, labels, folds)}
+    trials = {(NONE, 0.0): _ridge(whole, labels, folds)}
     for role, part in parts.items():
-        own = gram(part)
-        found |= {(role, weight): _ridge(whole + weight**2 * own, labels, folds) for weight in WEIGHTS}
-    return found
+        products = gram(part)
+        trials |= {(role, weight): _ridge(whole + weight**2 * products, labels, folds) for weight in WEIGHTS}
+    return trials
 
 
 def _ridge(gram: Tensor, labels: Tensor, folds: Sequence[Tensor]) -> _Trial:
@@ -215,8 +220,8 @@ def _ridge(gram: Tensor, labels: Tensor, folds: Sequence[Tensor]) -> _Trial:
             held, kept = fold == number, fold != number
             if not bool(held.any()):
                 continue
-            own = gram[kept][:, kept]
-            solved = torch.linalg.solve(own + _RIDGE * torch.eye(len(own)).to(own), truth[kept])
+            inner = gram[kept][:, kept]
+            solved = torch.linalg.solve(inner + _RIDGE * torch.eye(len(inner)).to(inner), truth[kept])
             guess[held] += gram[held][:, kept] @ solved / len(folds)
     answered = folds[0] >= 0
     accuracy = float((guess.argmax(dim=1) == labels)[answered].double().mean())

@@ -1,4 +1,4 @@
-"""Role maps that come with the package: the embedded backbones' own, and the supplement's Table 2."""
+"""Role maps that come with the package: those of the embedded backbones, and the supplement's Table 2."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dear.clip.model import Clip
 from dear.heads.roles import RoleMap
 
 TABLE2 = "table2"  #: the name of the supplement's map
-# How OpenAI's ViT-B/16 is called: on the hub, as a folder downloaded from there, and as OpenAI's own file.
+# How OpenAI's ViT-B/16 is called: on the hub, as a folder downloaded from there, and as OpenAI's file.
 _OPENAI_B16 = re.compile(r"(openai/)?clip-vit-base-patch16|vit-b-16(\.pt)?", re.IGNORECASE)
 
 
 def known_roles(clip: Clip) -> RoleMap | None:
-    """The role map to use on a backbone when none is given; None: it has to be discovered.
+    """The role map to use on a backbone by default; None: it has to be discovered.
 
     An embedded backbone has its own. Table 2 is used for OpenAI's ViT-B/16 alone (see `is_openai_b16`); on
-    any other tower of 12 layers of 12 heads it has to be asked for by name: `read_roles("table2")`.
+    any other tower of 12 layers of 12 heads it has to be requested by name: `read_roles("table2")`.
 
     >>> from dear.clip.config import ClipConfig
     >>> known_roles(Clip(ClipConfig.named("ViT-B-16"), "openai/clip-vit-base-patch16")).rule
@@ -26,9 +26,9 @@ def known_roles(clip: Clip) -> RoleMap | None:
     >>> known_roles(Clip(ClipConfig.named("ViT-B-32"), "openai/clip-vit-base-patch32")) is None
     True
     """
-    own = EMBEDDED / clip.name / "roles.json"
-    if own.is_file():
-        roles = RoleMap.load(own)
+    packaged = EMBEDDED / clip.name / "roles.json"
+    if packaged.is_file():
+        roles = RoleMap.load(packaged)
         if roles.fingerprint == clip.fingerprint:
             return roles
     return RoleMap.table2() if is_openai_b16(clip) else None

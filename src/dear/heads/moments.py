@@ -45,8 +45,8 @@ class Moments:
 
     def take(self, tensors: Mapping[str, Tensor], count: int) -> bool:
         """Continue from tensors of `count` images; False, and nothing is changed, if they do not fit."""
-        own = self.tensors()
-        if any(name not in tensors or tensors[name].shape != own[name].shape for name in own):
+        present = self.tensors()
+        if any(name not in tensors or tensors[name].shape != present[name].shape for name in present):
             return False
         self.count = count
         self.total.copy_(tensors["total"])

@@ -45,4 +45,4 @@ PROTOTYPES: dict[str, tuple[str, ...]] = {
     "Emotion": ("an emotion", "a sad or joyful mood", "a facial expression"),
     "Action": ("an action", "somebody running or jumping", "a sport"),
 }
-"""Sentences that stand for a concept when clusters have no tags to name them, or when concepts are fixed."""
+"""Sentences that represent a concept when clusters have no tags to name them, or when concepts are fixed."""

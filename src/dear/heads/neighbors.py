@@ -21,13 +21,13 @@ from dear.heads.names import Head
 from dear.heads.roles import RoleMap
 
 SAME = 0.99999  #: cosine of whole features from which on an image is the query itself
-ALIKE = 0.75  #: share of the found images that attributes have in common when they find the same
+ALIKE = 0.75  #: share of common results from which on two attributes retrieve the same images
 
 
 def head_space(
     images: Collected, heads: Iterable[Head], center: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Unit rows [n, heads · E] of centered contributions, and the center (their mean if not given)."""
+    """Unit rows [n, heads · E] of centered contributions, and the center (their mean by default)."""
     return centered_unit(torch.cat([images.contribution([key]) for key in heads], dim=1), center)
 
 
@@ -64,7 +64,7 @@ class HeadIndex:
 
 
 def precision_at(space: Tensor, values: Tensor, top: int = 8) -> float:
-    """Mean share of the `top` nearest images, the query left out, that have the query's value.
+    """Mean share of the `top` nearest images, without the query, that have the query's value.
 
     >>> space = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
     >>> precision_at(space, torch.tensor([0, 0, 1, 1]), top=1)
@@ -72,17 +72,17 @@ def precision_at(space: Tensor, values: Tensor, top: int = 8) -> float:
     """
     near = space @ space.T
     near.fill_diagonal_(-2.0)
-    found = near.topk(min(top, len(space) - 1), dim=1).indices
-    return float((values[found] == values[:, None]).double().mean())
+    nearest = near.topk(min(top, len(space) - 1), dim=1).indices
+    return float((values[nearest] == values[:, None]).double().mean())
 
 
-def shared(found: Mapping[str, Iterable[int]]) -> float:
+def shared(results: Mapping[str, Iterable[int]]) -> float:
     """Mean share of images that two attributes' lists have in common; 0 for fewer than two lists.
 
     >>> shared({"Color": [1, 2, 3, 4], "Shape": [1, 2, 9, 8]})
     0.5
     """
-    pairs = list(combinations(map(set, found.values()), 2))
+    pairs = list(combinations(map(set, results.values()), 2))
     if not pairs:
         return 0.0
     return sum(len(a & b) / max(1, min(len(a), len(b))) for a, b in pairs) / len(pairs)

@@ -1,4 +1,4 @@
-"""Role maps: what each head of the last layers does, bound to the weights it was found in.
+"""Role maps: what each head of the last layers does, bound to the weights it was discovered on.
 
 `roles.json` is a role map as readable JSON in a stable order, checked when it is read.
 """
@@ -86,7 +86,7 @@ class RoleMap(Strict, frozen=True):
     rule: str = "given"  #: name of the rule that made it, and its `parameters`
     parameters: Mapping[str, Any] = field(default_factory=dict)
     core: tuple[str, ...] = CORE  #: concepts that have an attribute token, in the order of the tokens
-    #: what the discovery measured beside the roles (plain JSON values)
+    #: what the discovery measured in addition to the roles (plain JSON values)
     evidence: Mapping[str, Any] = field(default_factory=dict)
     location: str | None = None  #: absolute path of the backbone, where it is a file or folder of the user
 
@@ -174,13 +174,13 @@ class RoleMap(Strict, frozen=True):
 
     def counts(self) -> dict[str, int]:
         """Number of heads of each kind, all four kinds always present."""
-        found = Counter(role.kind for role in self.table.values())
-        return {kind: found[kind] for kind in KINDS}
+        counts = Counter(role.kind for role in self.table.values())
+        return {kind: counts[kind] for kind in KINDS}
 
     def concept_counts(self, kind: str = "core") -> dict[str, int]:
         """Number of heads of each concept among the heads of `kind`, largest first."""
-        found = Counter(str(role.concept) for role in self.table.values() if role.kind == kind)
-        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+        counts = Counter(str(role.concept) for role in self.table.values() if role.kind == kind)
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
     def shuffled(self, seed: int) -> RoleMap:
         """Kinds and concepts dealt out again at random over all heads: the ablation of supplement E.
@@ -265,13 +265,13 @@ class RoleMap(Strict, frozen=True):
             )
         if self.fingerprint is None:
             if "table2" in (self.rule, self.parameters.get("of")):
-                return "Table 2 names no weights: its roles are taken over for this 12 x 12 tower unchecked."
+                return "Table 2 names no weights: its roles are used for this 12 x 12 tower unchecked."
             return None
         if clip.fingerprint == self.fingerprint:
             return None
         facts = f"the role map was computed on {self.backbone or 'weights'} {_short(self.fingerprint)}"
         if allow_other:
-            return f"Notice: {facts}, and is used on other weights {_short(clip.fingerprint)} as you asked."
+            return f"Notice: {facts}, and is used on other weights {_short(clip.fingerprint)} as requested."
         raise RoleError(
             f"{facts}, not on these {_short(clip.fingerprint)}; compute a map with discover_roles, "
             "or pass allow_other=True to use it all the same",
@@ -341,7 +341,7 @@ class _File(Strict, frozen=True):
         named = Counter((row.layer, row.head) for row in self.roles)
         twice = next((key for key, count in named.items() if count > 1), None)
         if twice is not None:
-            raise ValueError(f"head {twice} stands twice")
+            raise ValueError(f"head {twice} occurs twice")
         if {layer for layer, _ in named} != set(self.layers):
             raise ValueError(f"roles must be those of the layers {self.layers}")
 

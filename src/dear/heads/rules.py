@@ -85,7 +85,7 @@ def dominant(
 ) -> dict[Head, Role]:
     """Roles by leading share: at least `tau` of the phrases in one concept, else mixed.
 
-    Core concept: core. Style: generalization. Any other concept: other. The default asks for 7 of 20
+    Core concept: core. Style: generalization. Any other concept: other. The default requires 7 of 20
     phrases: a head that drew its phrases evenly from twelve concepts would have 7 in some one concept in
     less than one case of a hundred.
     """
@@ -113,7 +113,7 @@ def assign(
     value: float | None = None,
     core: tuple[str, ...] = CORE,
 ) -> tuple[dict[Head, Role], dict[str, float]]:
-    """Roles by the rule of that name, with its default q or tau unless `value` is given; and the parameters.
+    """Roles by the rule of that name, with its default q or tau unless `value` is set; and the parameters.
 
     Heads without any phrase (their output never varies) are mixed under every rule.
     """
@@ -154,7 +154,7 @@ def rerule(roles: RoleMap, rule: str, value: float | None = None) -> RoleMap:
 
 
 def derive_roles(roles: RoleMap, spec: str) -> RoleMap:
-    """The map that `spec` makes of `roles`: changes joined by "+", each applied to the one before.
+    """The map that `spec` derives from `roles`: changes joined by "+", each applied to the one before.
 
     Args:
         roles: the map to start from.
@@ -192,7 +192,7 @@ def _apply(roles: RoleMap, part: str) -> RoleMap:
 
 
 def with_concepts(roles: RoleMap, count: int) -> RoleMap:
-    """The map with `count` core concepts instead of its own.
+    """The map with `count` core concepts instead of the present ones.
 
     Fewer: those of the core concepts that lead the most heads. More: the core ones and those of the other
     concepts (never Style) that lead the most heads. Specialized heads whose concept is core are core heads,

@@ -47,14 +47,15 @@ class BlockMoments(Moments):
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything but the counts, by name."""
-        own = super().tensors()
+        tensors = super().tensors()
         blocks = [block.tensors() for block in self.blocks]
-        return own | {f"block_{name}": torch.stack([block[name] for block in blocks]) for name in own}
+        stacked = {f"block_{name}": torch.stack([block[name] for block in blocks]) for name in tensors}
+        return tensors | stacked
 
     def take(self, tensors: Mapping[str, Tensor], count: int) -> bool:
         """Continue from tensors of `count` images; False, and nothing is changed, if they do not fit."""
-        own = self.tensors()
-        if any(name not in tensors or tensors[name].shape != own[name].shape for name in own):
+        present = self.tensors()
+        if any(name not in tensors or tensors[name].shape != present[name].shape for name in present):
             return False
         for number, block in enumerate(self.blocks):
             rows = {name: tensors[f"block_{name}"][number] for name in ("total", "square")}
@@ -78,8 +79,8 @@ class Stability:
 
     def evidence(self) -> dict[str, float | str]:
         """Plain values for `roles.json`."""
-        found = {"share": round(self.share, 4), "chance": round(self.chance, 4)}
-        return {**found, "replicates": self.replicates, "over": self.over}
+        numbers = {"share": round(self.share, 4), "chance": round(self.chance, 4)}
+        return {**numbers, "replicates": self.replicates, "over": self.over}
 
 
 def measure(roles: Table, again: Iterable[Table]) -> Stability:
@@ -92,12 +93,12 @@ def measure(roles: Table, again: Iterable[Table]) -> Stability:
     """
     hits: Counter[Head] = Counter()
     chance, count = 0.0, 0
-    own = Counter(_name(role) for role in roles.values())
+    counts = Counter(_name(role) for role in roles.values())
     for table in again:
         count += 1
         hits.update(key for key, role in roles.items() if _name(table[key]) == _name(role))
         other = Counter(_name(role) for role in table.values())
-        chance += sum(own[name] * other[name] for name in own) / len(roles) ** 2
+        chance += sum(counts[name] * other[name] for name in counts) / len(roles) ** 2
     each = {key: hits[key] / max(count, 1) for key in roles}
     share = sum(each.values()) / len(each)
     return Stability(share, chance / max(count, 1), count, each)
@@ -114,14 +115,14 @@ def bootstrap(
 
 def warnings_about(roles: RoleMap) -> list[str]:
     """Warnings about a role map, for its user."""
-    found = []
+    warnings = []
     counts = roles.counts()
     if not counts["generalization"] and not counts["other"]:
-        found.append("no head is specialized in other concepts or in style, so the map shields no head")
+        warnings.append("no head is specialized in other concepts or in style, so the map shields no head")
     if not counts["core"]:
-        found.append("no head is specialized in an attribute, so attribute tokens reach only mixed heads")
+        warnings.append("no head is specialized in an attribute, so attribute tokens reach only mixed heads")
     if caveat := roles.caveat():
-        found.append(caveat)
+        warnings.append(caveat)
     stability, images = roles.evidence.get("stability"), roles.evidence.get("image_count")
     more = ""
     if isinstance(images, int) and images < ENOUGH_IMAGES:
@@ -130,10 +131,10 @@ def warnings_about(roles: RoleMap) -> list[str]:
         share, over = float(stability["share"]), stability.get("over", "images")
         if share < STEADY:
             kept = f"{share:.0%} of its heads keep their role when the {over} are drawn again"
-            found.append(f"the role map is not steady: {kept}{more}")
+            warnings.append(f"the role map is not steady: {kept}{more}")
     elif more:
-        found.append(f"how steady the role map is was not measured{more}")
-    return found
+        warnings.append(f"how steady the role map is was not measured{more}")
+    return warnings
 
 
 def _name(role: Role) -> tuple[str, str | None]:

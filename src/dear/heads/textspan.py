@@ -26,7 +26,7 @@ _HEADS_AT_ONCE = 12  # bounds the memory: 2 · heads · phrases · rank float64 
 
 @dataclass(frozen=True)
 class Spans:
-    """What TEXTSPAN found."""
+    """The result of TEXTSPAN."""
 
     picks: Tensor  #: [..., N] row numbers of T, in order; -1 after a head's directions are exhausted
     explained: Tensor  #: [..., N] share of the head's variance along each pick's direction
@@ -102,7 +102,7 @@ def _picks(
     for _ in range(count):
         variance = (T * TS).sum(-1)  # [K, m]: variance of C t over the images
         best, pick = variance.max(dim=1)
-        # Below the tolerance nothing but rounding is left to be described.
+        # Below the tolerance only rounding remains to be described.
         alive = alive & (best.clamp(min=0) * n).sqrt().gt(tolerance[:, 0])
         t, ts = T[heads, pick], TS[heads, pick]  # [K, r]
         length = (t * t).sum(-1, keepdim=True).clamp(min=torch.finfo(T.dtype).tiny)  # t is not unit any more

@@ -41,7 +41,7 @@ _MOST_PIXELS = 1 << 25  # of them; 400 MB as floating-point numbers
 @lru_cache(maxsize=8)
 def decoder_of(device: torch.device) -> Decode | None:
     """What decodes JPEG files on a GPU; None where nvImageCodec is not installed or finds no decoder."""
-    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # of a damaged file, the CPU's reader tells
+    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # the CPU's reader reports damaged files
     try:
         codec: Any = importlib.import_module("nvidia.nvimgcodec")
         gpu = torch.cuda.current_device() if device.index is None else device.index
@@ -60,8 +60,8 @@ def decoder_of(device: torch.device) -> Decode | None:
             files = [codec.CodeStream(content) for content in contents]
             stream = torch.cuda.current_stream(device).cuda_stream
             with lock:  # one decoder for all threads
-                found = decoder.decode(files, params=how, cuda_stream=stream)
-            return [None if one is None else torch.as_tensor(one, device=device) for one in found]
+                images = decoder.decode(files, params=how, cuda_stream=stream)
+            return [None if one is None else torch.as_tensor(one, device=device) for one in images]
 
         keep_freed()
         return decode if _decodes(decode) else None
@@ -70,25 +70,25 @@ def decoder_of(device: torch.device) -> Decode | None:
 
 
 def _decodes(decode: Decode) -> bool:
-    """Whether a decoder makes pixels of a small JPEG file."""
+    """Whether a decoder can decode a small JPEG file."""
     file = io.BytesIO()
     Image.new("RGB", (16, 8), (200, 100, 50)).save(file, "JPEG")
-    found = decode([file.getvalue()])[0]
-    return found is not None and found.shape == (8, 16, 3)
+    pixels = decode([file.getvalue()])[0]
+    return pixels is not None and pixels.shape == (8, 16, 3)
 
 
 def device_views(sources: Sequence[Source], size: Size, device: torch.device, decode: Decode) -> Tensor:
     """The views of images, uint8 [b, 3, size, size] on a device.
 
-    Plain JPEG files are given to `decode`; what it cannot decode comes from the CPU as all others do.
-    They are computed on a stream of this thread's own and ready when the function returns.
+    `decode` decodes plain JPEG files; the CPU decodes what it cannot, and all other files.
+    They are computed on a stream of this thread and ready when the function returns.
     """
     stream = _stream(device)
     with torch.inference_mode(False), torch.cuda.stream(stream):
         views = torch.empty(len(sources), 3, side_of(size), side_of(size), dtype=torch.uint8, device=device)
         with _reading:  # two threads that read slow each other down; one decodes while another reads
             files = {place: file for place, file in enumerate(_plain_files(sources)) if file is not None}
-        left = [place for place in range(len(sources)) if place not in files]
+        remaining = [place for place in range(len(sources)) if place not in files]
         for places in _portions(files):
             decoded = decode([files[place].content for place in places])
             good = {
@@ -98,10 +98,10 @@ def device_views(sources: Sequence[Source], size: Size, device: torch.device, de
             }
             if good:
                 views[list(good)] = resized(list(good.values()), size)
-            left += [place for place in places if place not in good]
-        if left:
-            others = np.stack(threaded(lambda place: view_pixels(sources[place], size), left))
-            views[left] = torch.from_numpy(np.ascontiguousarray(others.transpose(0, 3, 1, 2))).to(device)
+            remaining += [place for place in places if place not in good]
+        if remaining:
+            others = np.stack(threaded(lambda place: view_pixels(sources[place], size), remaining))
+            views[remaining] = torch.from_numpy(np.ascontiguousarray(others.transpose(0, 3, 1, 2))).to(device)
         if stream is not None:
             stream.synchronize()
         return views
@@ -109,15 +109,15 @@ def device_views(sources: Sequence[Source], size: Size, device: torch.device, de
 
 def _plain_files(sources: Sequence[Source]) -> list[PlainJpeg | None]:
     """`plain_jpeg` of each; by several threads where files come slowly, else they get in each other's way."""
-    found: list[PlainJpeg | None] = []
+    jpegs: list[PlainJpeg | None] = []
     quickest = math.inf  # of the first few; any may have waited for another thread
     for source in sources[:_TRIED]:
         began = time.perf_counter()
-        found.append(plain_jpeg(source))
+        jpegs.append(plain_jpeg(source))
         quickest = min(quickest, time.perf_counter() - began)
     rest = sources[_TRIED:]
     slow = quickest > _SLOW_SECONDS
-    return found + (threaded(plain_jpeg, rest) if slow else [plain_jpeg(source) for source in rest])
+    return jpegs + (threaded(plain_jpeg, rest) if slow else [plain_jpeg(source) for source in rest])
 
 
 _reading = threading.Lock()

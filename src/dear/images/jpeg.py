@@ -1,4 +1,4 @@
-"""JPEG files by libjpeg-turbo, straight into an array; anything unusual is left to Pillow."""
+"""JPEG files by libjpeg-turbo, straight into an array; Pillow decodes anything unusual."""
 
 from __future__ import annotations
 

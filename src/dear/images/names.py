@@ -43,24 +43,24 @@ def image_paths(folder: Path) -> Iterator[str]:
 def find_images(names: Iterable[str]) -> list[str]:
     """Image files of a list that may hold files, folders (searched at every depth) and patterns (`*.jpg`).
 
-    Files are kept as they are named, whether they exist or not: reading them tells.
+    Files are kept as they are named, whether they exist or not; reading them fails if they do not.
 
     Raises:
         InputError: a folder without images, or a pattern that nothing fits.
     """
-    found: list[str] = []
+    paths: list[str] = []
     for name in names:
         if os.path.isdir(name):
             inside = sorted(image_paths(Path(name)))
             if not inside:
                 raise InputError(f"{name}: there is no image in this folder")
             root = Path(name)
-            found += [os.path.join(root, *path.split("/")) for path in inside]
+            paths += [os.path.join(root, *path.split("/")) for path in inside]
         elif glob.has_magic(name) and not os.path.exists(name):
             fitting = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
             if not fitting:
                 raise InputError(f"{name}: no file fits this pattern")
-            found += fitting
+            paths += fitting
         else:
-            found.append(name)
-    return found
+            paths.append(name)
+    return paths

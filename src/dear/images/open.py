@@ -1,7 +1,7 @@
 """Any ordinary image file as upright 8-bit RGB.
 
-Two choices where CLIP's own code is silent: transparent images are laid on white (dropping the alpha
-channel, as `convert("RGB")` does, shows whatever colors were left under it), and 16-bit gray is scaled to
+Two choices where CLIP's code is silent: transparent images are laid on white (dropping the alpha
+channel, as `convert("RGB")` does, shows whatever colors are under it), and 16-bit gray is scaled to
 8 bit (`convert("RGB")` clips it to white).
 """
 
@@ -26,9 +26,9 @@ from dear.utils.extras import install_command
 
 Source = str | os.PathLike[str] | bytes | Image.Image
 
-# 100 megapixels: 300 MB as RGB. Pillow refuses by itself only what is twice its own limit.
+# 100 megapixels: 300 MB as RGB. Pillow refuses by itself only what is twice its limit.
 MAX_PIXELS = 100_000_000
-MAX_SIDE = 65_535  # JPEG's own limit; some decoders take long for a line of millions of pixels
+MAX_SIDE = 65_535  # JPEG's limit; some decoders take long for a line of millions of pixels
 MAX_JPEG_BYTES = 1 << 29  # more than 100 megapixels at the highest quality
 # Only these decoders are tried; others start outside programs (EPS) or read formats that are no photographs.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
@@ -37,7 +37,7 @@ _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", 
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _JPEG_NAMES = (".jpg", ".jpeg", ".JPG", ".JPEG")
 _ORIENTATION = 0x112  # EXIF's tag
-# Pillow warns of images that are below our own limit, or refused by it in a sentence. Not around each open:
+# Pillow warns of images that are below our limit, or refused by it in a sentence. Not around each open:
 # that would change the filters of other threads.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
@@ -49,7 +49,7 @@ def open_image(source: Source) -> Image.Image:
     on white.
 
     Args:
-        source: a path, the bytes of a file, or an open Pillow image (left unchanged).
+        source: a path, the bytes of a file, or an open Pillow image (not changed).
 
     Raises:
         InputError: the file is missing, empty, cut, no image, or larger than `MAX_PIXELS`; it is named.
@@ -93,7 +93,7 @@ def plain_jpeg(source: Source) -> PlainJpeg | None:
     """A file that any decoder reads alike; None: only `open_pixels` knows what to make of it.
 
     Raises:
-        InputError: as `open_image`, where it can be said before decoding.
+        InputError: as `open_image`, where it is known before decoding.
     """
     with _named_errors(source):
         content, header = _jpeg(source)
@@ -176,7 +176,7 @@ def _jpeg_file(path: str | os.PathLike[str]) -> bytes | None:
         if not stat.S_ISREG(facts.st_mode):  # it might never end
             raise InputError(f"{_name(path)}: is a pipe or a device, not an image")
         large = facts.st_size > MAX_JPEG_BYTES
-        # Of a file that is called otherwise, or is too large, the beginning tells; every call costs.
+        # Of a file that is called otherwise, or is too large, the beginning decides; every call costs.
         first = facts.st_size if os.fspath(path).endswith(_JPEG_NAMES) and not large else 3
         content = os.read(descriptor, first)
         if not jpeg.is_jpeg(content):
@@ -193,7 +193,7 @@ def _jpeg_file(path: str | os.PathLike[str]) -> bytes | None:
 def _opened(source: Source, content: bytes | None) -> Image.Image:
     """An open Pillow image whose pixels are not decoded yet; `content`: of a JPEG."""
     if isinstance(source, Image.Image):
-        return source.copy()  # closing it leaves the given image alone
+        return source.copy()  # closing it does not affect the original
     stored = source if content is None else content
     try:
         return Image.open(io.BytesIO(stored) if isinstance(stored, bytes) else stored, formats=FORMATS)
@@ -243,7 +243,7 @@ def _orientation(content: bytes) -> int:
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
             return int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # the pixels are whole, only the note beside them is not
+    except Exception:  # the pixels are whole, only the metadata is not
         return 1
 
 
@@ -251,7 +251,7 @@ def _upright(image: Image.Image) -> Image.Image:
     """The image turned as its EXIF says; an EXIF block that cannot be read turns nothing."""
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # the pixels are whole, only the note beside them is not
+    except Exception:  # the pixels are whole, only the metadata is not
         return image.copy()
 
 

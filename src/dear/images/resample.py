@@ -1,7 +1,7 @@
 """Resizing of 8-bit images: antialiased filters in whole numbers, with one answer everywhere.
 
 PyTorch's kernel (weights of 16 bits, first across, then down) does the work where PyTorch is loaded; an
-exported model runs without it and gets the same bytes from NumPy. Pillow's own differ by at most 1 of 255.
+exported model runs without it and gets the same bytes from NumPy. Pillow's differ by at most 1 of 255.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _filters(length: int, size: int, bilinear: bool) -> list[tuple[int, int, NDA
     while shift < 22 and int(0.5 + weights.max() * (1 << (shift + 1))) < 1 << 15:
         shift += 1
     numbers = np.trunc(weights * (1 << shift) + np.copysign(0.5, weights))
-    found = []
+    blocks = []
     for first in range(0, size, _BLOCK):
         last = min(first + _BLOCK, size)
         start, stop = starts[first], stops[first:last].max()
@@ -87,8 +87,8 @@ def _filters(length: int, size: int, bilinear: bool) -> list[tuple[int, int, NDA
             block[row - first, starts[row] - start : stops[row] - start] = numbers[
                 row, : stops[row] - starts[row]
             ]
-        found.append((first, int(start), block, shift))
-    return found
+        blocks.append((first, int(start), block, shift))
+    return blocks
 
 
 def _kernel(x: NDArray[np.float64], bilinear: bool) -> NDArray[np.float64]:

@@ -1,6 +1,6 @@
 """From image files to the square of pixels that CLIP sees.
 
-`read_views` makes the views of many files, `resize_crop` that of one; `square` gives it as a Pillow image.
+`read_views` returns the views of many files, `resize_crop` that of one, `square` that as a Pillow image.
 An exported model runs with these where PyTorch is not installed; only functions of tensors need it.
 """
 
@@ -109,8 +109,8 @@ def view_pixels(source: Source, size: Size) -> Pixels:
     pixels, side = open_pixels(source, scratch=True), side_of(size)
     across, down = axes_of(pixels.shape[1], pixels.shape[0], size)
     whole = _resized(pixels, across, down, isinstance(size, View) and size.bilinear)
-    found = whole[down.first : down.first + side, across.first : across.first + side]
-    return found.copy() if np.may_share_memory(found, pixels) else found
+    view = whole[down.first : down.first + side, across.first : across.first + side]
+    return view.copy() if np.may_share_memory(view, pixels) else view
 
 
 def square(image: Source, size: Size) -> Image.Image:
@@ -156,7 +156,7 @@ def read_views(sources: Sequence[Source], size: Size, device: torch.device | Non
     side = side_of(size)
     batch = np.empty((len(sources), 3, side, side), np.uint8)
 
-    def read(place: int) -> None:  # NumPy copies: PyTorch would start threads of its own in each thread
+    def read(place: int) -> None:  # NumPy copies: PyTorch would start more threads in each thread
         batch[place] = view_pixels(sources[place], size).transpose(2, 0, 1)
 
     threaded(read, range(len(sources)))

@@ -82,7 +82,7 @@ def run_tasks(
 
 
 def map_items(make: Callable[[], Callable[[int], int]], items: Sequence[int], workers: int) -> Iterator[int]:
-    """Results of a function for all items, by Ray Data; every worker makes the function once."""
+    """Results of a function for all items, by Ray Data; every worker builds the function once."""
     ray = _ray("data")
 
     class Worker:
@@ -115,7 +115,7 @@ def serve_replicas(
     """Start an application by Ray Serve; returns when its replicas answer.
 
     Args:
-        application: makes the ASGI application of a replica.
+        application: returns the ASGI application of a replica.
         name: of the application.
         route: prefix of its addresses.
         host: address that every machine's proxy listens on.

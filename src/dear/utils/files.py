@@ -31,7 +31,7 @@ except ImportError:  # Windows: temporary files of killed processes stay there
     fcntl = None  # type: ignore[assignment]
 
 MAX_TEXT_BYTES = 256 * 1024 * 1024
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' limit
 # What weights are stored in; kinds beyond these are packed or scaled, and PyTorch cannot test them for NaN.
 _KINDS = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -42,8 +42,8 @@ _KINDS = {
 def write_atomic(path: PathLike, content: bytes | str) -> None:
     """Write `content` to `path`, whole or not at all; an older file survives any failure.
 
-    What a killed process left of the same file is removed. Two processes may write one file at once: the last
-    one's is kept.
+    Remains of a killed process that wrote the same file are removed. Two processes may write one file at
+    once: the last one's is kept.
     """
     path = Path(path)
     data = content.encode("utf-8") if isinstance(content, str) else content
@@ -129,7 +129,7 @@ def read_text(
     """Read a text file of bounded length; a device or a pipe, which might never end, is refused.
 
     `what` is what the file should be, for messages ("role map"); the encoding is "utf-8-sig" where a
-    byte-order mark may stand first.
+    byte-order mark is allowed at the beginning.
     """
     path = Path(path)
     try:
@@ -187,7 +187,7 @@ def read_safetensors(
 
 
 def _check_header(path: Path, what: str) -> None:
-    """Refuse a header in which a tensor stands twice: safetensors would take one of the two in silence.
+    """Refuse a header in which a tensor occurs twice: safetensors would use one of the two silently.
 
     Everything else about the header is checked by safetensors itself.
     """

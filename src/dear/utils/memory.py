@@ -1,4 +1,4 @@
-"""Memory that was freed: given back to the system, or kept for what comes next."""
+"""Freed memory: returned to the system, or kept for reuse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _M_ARENA_MAX = -8  # of mallopt(3)
 def keep_freed() -> None:
     """Let a block come to lie where the last of its kind lay: activations of a layer, files of a batch.
 
-    glibc gives large blocks back to the system when they are freed, and the next ones come as pages that the
+    glibc returns large blocks to the system when they are freed, and the next ones come as pages that the
     kernel clears one by one, which takes longer than reading a file into them. Once a block of nearly 32 MB
     was freed, it keeps blocks up to that size; this one is never written to.
     """

@@ -25,7 +25,7 @@ def threaded(function: Callable[[Item], Result], items: Sequence[Item]) -> list[
     workers = min(len(items), usable_cores(), MOST_THREADS)
     if workers < 2:
         return [function(item) for item in items]
-    found: dict[int, Result] = {}
+    results: dict[int, Result] = {}
     failed: dict[int, BaseException] = {}
     places = iter(range(len(items)))  # that all threads take from: a future for each would cost more
 
@@ -34,7 +34,7 @@ def threaded(function: Callable[[Item], Result], items: Sequence[Item]) -> list[
             if failed:
                 return
             try:
-                found[place] = function(items[place])
+                results[place] = function(items[place])
             except BaseException as error:
                 failed[place] = error
 
@@ -43,7 +43,7 @@ def threaded(function: Callable[[Item], Result], items: Sequence[Item]) -> list[
             worker.result()
     if failed:
         raise failed[min(failed)]
-    return [found[place] for place in range(len(items))]
+    return [results[place] for place in range(len(items))]
 
 
 def usable_cores() -> int:
@@ -73,7 +73,7 @@ def in_batches(work: Callable[[range], Result], count: int, batch: int) -> Itera
     """`work` of the rows 0 to `count` - 1, a batch at a time; when memory runs out, batches are halved.
 
     For work whose answer for a row does not depend on the other rows. Yields the rows of a batch and what
-    `work` made of them; a warning of the logger "dear" tells of halving.
+    `work` returned for them; the logger "dear" warns when a batch is halved.
 
     >>> [result for _, result in in_batches(lambda rows: list(rows), 5, 2)]
     [[0, 1], [2, 3], [4]]

@@ -45,8 +45,8 @@ def unprintable(text: str) -> str | None:
     >>> unprintable("caf\u00e9"), unprintable("a\x1b[2J")
     (None, 'U+001B')
     """
-    found = _UNSHOWN.search(text)
-    return None if found is None else f"U+{ord(found[0]):04X}"
+    match = _UNSHOWN.search(text)
+    return None if match is None else f"U+{ord(match[0]):04X}"
 
 
 def shown(text: str) -> str:
@@ -56,7 +56,7 @@ def shown(text: str) -> str:
     'gone: a\\x1b[2J.jpg'
     """
     return _UNSHOWN.sub(
-        lambda found: found[0] if found[0] == "\n" else found[0].encode("unicode_escape").decode(), text
+        lambda match: match[0] if match[0] == "\n" else match[0].encode("unicode_escape").decode(), text
     )
 
 
@@ -97,7 +97,7 @@ def fill_template(template: str, name: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """A class name that can stand in a prompt and on a page; returned as it came."""
+    """A class name that fits into a prompt and a page; returned unchanged."""
     if not name.strip():
         raise InputError(f"the class name {name[:40]!r} is blank; give it a name")
     if len(name) > MAX_NAME:
@@ -109,9 +109,9 @@ def check_name(name: str) -> str:
 
 def check_shown(text: str, what: str) -> str:
     """A text without characters that must not be shown, returned as it came; `what` it is, for messages."""
-    found = unprintable(text)
-    if found is not None:
-        raise InputError(f"the {what} {text[:80]!r} holds the control character {found}; remove it")
+    character = unprintable(text)
+    if character is not None:
+        raise InputError(f"the {what} {text[:80]!r} contains the control character {character}; remove it")
     return text
 
 
@@ -121,12 +121,12 @@ MAX_DEPTH = 100
 def parse_json(text: str, source: str, what: str = "JSON text") -> Any:
     r"""Parse JSON text from `source` (named in messages).
 
-    Refused are: a key that stands twice in one object (one of its values would be hidden), NaN, infinity and
+    Refused are: a key that occurs twice in one object (one of its values would be hidden), NaN, infinity and
     numbers too large for a float, halves of characters, and nesting deeper than `MAX_DEPTH`.
 
     >>> parse_json('{"a": 1, "a": 2}', "x.json")
     Traceback (most recent call last):
-    dear.errors.DearError: x.json: is not a valid JSON text (the key 'a' stands twice in one object)
+    dear.errors.DearError: x.json: is not a valid JSON text (the key 'a' occurs twice in one object)
     """
     try:
         value = json.loads(
@@ -155,7 +155,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         seen: set[str] = set()
         repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {repeated[:80]!r} stands twice in one object")
+        raise ValueError(f"the key {repeated[:80]!r} occurs twice in one object")
     return result
 
 
@@ -177,7 +177,7 @@ def _whole(digits: str) -> int:
 
 
 def _check_depth(value: Any) -> None:
-    """Raise where lists and objects stand in one another more than `MAX_DEPTH` deep."""
+    """Raise where lists and objects are nested more than `MAX_DEPTH` deep."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         inner: list[Any] = []

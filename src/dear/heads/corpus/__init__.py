@@ -1,4 +1,4 @@
-"""Phrases that heads are described with: our own, or a user's."""
+"""Phrases that describe heads: packaged ones, or a user's."""
 
 from dear.heads.corpus.build import Phrase
 from dear.heads.corpus.load import Corpus, load_corpus

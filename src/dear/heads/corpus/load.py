@@ -1,4 +1,4 @@
-"""Opening a corpus by name, or from a user's own file."""
+"""Opening a corpus by name, or from a user's file."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Corpus:
 
     def counts(self) -> dict[str, int]:
         """Number of phrases per concept, largest first; phrases without a concept under ""."""
-        found = Counter(phrase.concept or "" for phrase in self.phrases)
-        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+        counts = Counter(phrase.concept or "" for phrase in self.phrases)
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
     def __len__(self) -> int:
         """Number of phrases."""

@@ -1,6 +1,6 @@
 """A corpus in the words of the attribute world, for a text tower that was trained on its captions alone.
 
-Its phrases are the world's own caption wordings that name one factor and nothing else.
+Its phrases are the world's caption wordings that name one factor and nothing else.
 """
 
 from __future__ import annotations
