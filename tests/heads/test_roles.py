@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 from dear.clip.config import ClipConfig
 from dear.errors import DearError, RoleError
@@ -300,3 +301,13 @@ def test_a_row_of_a_file_lacks_nothing(key, tmp_path):
     path.write_text(json.dumps(document))
     with pytest.raises(RoleError, match=key):
         RoleMap.load(path)
+
+
+def test_a_map_shows_itself_as_a_line_and_as_a_table():
+    roles = RoleMap.table2()
+    assert len(repr(roles)) < 150
+    assert "28 core" in repr(roles)
+    table = roles._repr_html_()
+    assert table.count("<td") == len(roles)
+    odd = structs.replace(small_map(), backbone="<b>odd")
+    assert "<b>" not in odd._repr_html_()

@@ -1,4 +1,4 @@
-"""`dear demo`: what the package does, on the embedded backbone and world."""
+"""`dear demo`: what the package does, on the embedded backbone and world or on photos."""
 
 from __future__ import annotations
 
@@ -7,23 +7,43 @@ from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import Threads
+from dear.cli.options import DataRoot, Device, Threads, device_named
 from dear.cli.printing import echo
+from dear.errors import UsageError
 
 
 def demo(
-    out: Annotated[Path, Option("--out", "-o", help="Folder for the results and the page.")] = Path("demo"),
+    out: Annotated[Path, Option("--out", "-o", help="Folder for the results and the pages.")] = Path("demo"),
+    data: Annotated[
+        str | None, Option("--data", "-d", help="Your own labeled photos instead of drawn images.")
+    ] = None,
+    backbone: Annotated[str | None, Option("--backbone", "-b", help="For --data: the backbone.")] = None,
     quick: Annotated[bool, Option("--quick", help="One task, fewer images and epochs.")] = False,
+    data_root: DataRoot = None,
+    device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """See what the package does: a page about heads, adaptation, shortcuts, focus; minutes on two cores.
+    """See what the package does, on drawn images or your own photos: one page, minutes on two cores.
 
-    Example: `dear demo --out demo`
+    Examples:
+
+    `dear demo --out demo`
+
+    `dear demo --data photos/ --backbone openai/clip-vit-base-patch16 --out demo`
     """
-    from dear.tasks.demo.task import demo as story
+    if data is None:
+        if backbone is not None:
+            raise UsageError("--backbone is for your own photos; name them with --data")
+        from dear.tasks.demo.task import demo as story
 
-    story(out, quick, echo)
-    echo(f"\nOpen {out / 'index.html'} in a browser. For your own images, one folder per class:")
-    echo("  dear adapt --data photos/ --backbone openai/clip-vit-base-patch16 --out run")
-    echo("  dear evaluate run --data photos/")
-    echo("  dear predict run image.jpg")
+        story(out, quick, echo)
+        photos, weights = "photos/", "openai/clip-vit-base-patch16"
+        echo(f"\nOpen {out / 'index.html'} in a browser. The same for your own photos, one folder per class:")
+        echo(f"  dear demo --data {photos} --backbone {weights} --out demo-photos")
+        return
+    if backbone is None or quick:
+        raise UsageError("--data needs --backbone" if backbone is None else "--quick is for drawn images")
+    from dear.tasks.demo.photos import photo_demo
+
+    photo_demo(out, data, backbone, root=data_root, device=device_named(device), progress=echo)
+    echo(f"\nOpen {out / 'index.html'} in a browser.")

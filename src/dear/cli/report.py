@@ -36,7 +36,6 @@ def report(
     from dear.runs.images import run_images
     from dear.runs.model import Model
     from dear.tasks.run_report.examine import examine
-    from dear.tasks.run_report.page import write_run_page
     from dear.train.label_check import label_sentence
 
     config = read_config(run)
@@ -54,5 +53,5 @@ def report(
     labels = label_sentence(model.metrics.get("labels"))
     if labels:
         notes["labels"] = labels
-    write_run_page(facts, out, model.lines, notes)
+    facts.write_page(out, model.lines, notes)
     say(f"{out}: written")

@@ -62,6 +62,11 @@ class Clip(nn.Module):
         self.requires_grad_(False)
         self.eval()
 
+    def __repr__(self) -> str:
+        vision, size = self.config.vision, sum(p.numel() for p in self.parameters())
+        tower = f"{vision.layers} layers of {vision.heads} heads, {vision.image_size} pixels"
+        return f"Clip({self.name}: {tower}, {size / 1e6:.1f} million parameters)"
+
     def copy(self) -> Clip:
         """The same model with its own tensors; device, precision, correction and focus are the same."""
         other = map_tensors(self.plain, lambda owner, tensor: tensor.clone())

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import random
@@ -105,6 +106,27 @@ class RoleMap(Strict, frozen=True):
                 raise RoleError(
                     f"head ({layer}, {head}) is core for {role.concept!r}, not one of {', '.join(self.core)}"
                 )
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{number} {kind}" for kind, number in self.counts().items() if number)
+        where = f"layers {_span(self.layers)} of {self.heads} heads"
+        return f"RoleMap({self.backbone or 'any backbone'}, {where}: {counts})"
+
+    def _repr_html_(self) -> str:
+        """A table of layers and heads, for notebooks; the phrases of a head are its tooltip."""
+        caveat = f"<p>{html.escape(self.caveat())}</p>" if self.caveat() else ""
+        columns = "".join(f"<th>{head}</th>" for head in range(self.heads))
+        rows = []
+        for layer in self.layers:
+            cells = []
+            for head in range(self.heads):
+                role = self[layer, head]
+                name = str(role.concept if role.kind in ("core", "other") else role.kind)
+                phrases = "; ".join(role.phrases[:5])
+                cells.append(f'<td title="{html.escape(phrases)}">{html.escape(name)}</td>')
+            rows.append(f"<tr><th>layer {layer}</th>{''.join(cells)}</tr>")
+        body = f"<tr><th>head</th>{columns}</tr>{''.join(rows)}"
+        return f"{caveat}<table><caption>{html.escape(repr(self))}</caption>{body}</table>"
 
     @property
     def layers(self) -> tuple[int, ...]:

@@ -114,6 +114,16 @@ def thumbnail(image: Image, side: int = 144) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
+def framed(page: str, height: int = 900) -> str:
+    """A whole page for a notebook, in a frame of its own so that styles do not mix.
+
+    >>> framed("<p>a</p>", 100).count("&lt;p&gt;")
+    1
+    """
+    frame = Markup('<iframe srcdoc="{}" style="width:100%;height:{}px;border:0"></iframe>')
+    return str(frame.format(page, height))
+
+
 def percent(value: float) -> str:
     """A share of 1 for people.
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +53,25 @@ class Size:
 
 
 QUICK = Size(("textures",), 2, 1, 10, 400, 120, per_group=2, focus_draws=1, focus_images=4)
+
+
+class TimedParts:
+    """Measures the seconds of each part of a demo; notices of the tasks inside are not shown."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """Measure what is done within this context."""
+        start, log = time.monotonic(), logging.getLogger("dear")
+        level = log.level
+        log.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
+        self.seconds[part] = round(time.monotonic() - start, 1)
 
 
 def adapt_task(clip: Clip, roles: RoleMap, name: str, run: Path, size: Size) -> TaskFacts:

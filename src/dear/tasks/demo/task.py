@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from dear.tasks.audit.findings import SHORTCUT
 from dear.tasks.demo.facts import DemoFacts, FocusFacts, RetrievalFacts, ShortcutFacts, TaskFacts
 from dear.tasks.demo.heads import known_images, retrieval_facts, truth_rows
 from dear.tasks.demo.page import shortcut_rows, write_demo_page
-from dear.tasks.demo.parts import QUICK, Size, adapt_task, focus_facts, shortcut_parts
+from dear.tasks.demo.parts import QUICK, Size, TimedParts, adapt_task, focus_facts, shortcut_parts
 from dear.tasks.mini.measure import mini_roles
 from dear.tasks.run_report.facts import Compared
 from dear.utils.files import write_json
@@ -30,17 +27,30 @@ def demo(out: str | Path, quick: bool = False, progress: Progress = print) -> De
     A second demo in the same folder uses the runs of the first. `quick` has one task and fewer images and
     epochs, to see that everything works; `progress` is called with lines for the reader.
     """
-    folder, size, part = Path(out), QUICK if quick else Size(), _Parts()
+    folder, size, part = Path(out), QUICK if quick else Size(), TimedParts()
     end = "-quick" if quick else ""
     clip = load("mini")
     parameters = sum(p.numel() for p in clip.parameters())
-    progress("1. What the heads do: finding the roles of the heads of mini, a CLIP of")
-    progress(f"   {parameters / 1e6:.1f} million parameters that was trained on drawn images only")
+    progress(f"mini: a CLIP of {parameters / 1e6:.1f} million parameters, trained on drawn images only")
+    progress("finding the roles of its heads (about half a minute)")
     with part("roles"):
         roles = mini_roles(clip, size.role_images)
         roles.save(folder / "roles.json")
         known = known_images(clip, roles, size.known_images)
         truth = truth_rows(known)
+    tasks = []
+    for name in size.tasks:
+        with part(name):
+            tasks.append(adapt_task(clip, roles, name, folder / f"run-{name}{end}", size))
+        _print_task(progress, tasks[-1])
+    progress("2. A shortcut. Six animals, in training each at a place of its own; in the test everywhere")
+    with part("shortcut"):
+        shortcut, explained = shortcut_parts(clip, roles, folder / f"run-shortcut{end}", size)
+    _print_shortcut(progress, shortcut)
+    progress("3. Why this answer")
+    for title, one in explained.items():
+        progress(f"   {title}: {one.sentence}")
+    progress("4. What the heads do")
     counts = ", ".join(f"{number} {kind}" for kind, number in roles.counts().items())
     progress(f"   {len(roles)} heads in layers {roles.layers[0]}-{roles.layers[-1]}: {counts}")
     for row in truth:
@@ -48,18 +58,6 @@ def demo(out: str | Path, quick: bool = False, progress: Progress = print) -> De
             f"   the {row.heads} {row.concept} heads: {row.concept.lower()} explains {percent(row.own)} of "
             f"what they add to the feature, {percent(row.others)} in other heads"
         )
-    tasks = []
-    for name in size.tasks:
-        with part(name):
-            tasks.append(adapt_task(clip, roles, name, folder / f"run-{name}{end}", size))
-        _print_task(progress, tasks[-1])
-    progress("3. A shortcut. Six animals, in training each at a place of its own; in the test everywhere")
-    with part("shortcut"):
-        shortcut, explained = shortcut_parts(clip, roles, folder / f"run-shortcut{end}", size)
-    _print_shortcut(progress, shortcut)
-    progress("4. Why this answer")
-    for title, one in explained.items():
-        progress(f"   {title}: {one.sentence}")
     with part("focus"):
         focus = focus_facts(clip, roles, size)
     _print_focus(progress, focus)
@@ -72,28 +70,10 @@ def demo(out: str | Path, quick: bool = False, progress: Progress = print) -> De
     return facts
 
 
-class _Parts:
-    """Seconds per part; what workflows note for a user of theirs is not the demo's to say."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, part: str) -> Iterator[None]:
-        start, log = time.monotonic(), logging.getLogger("dear")
-        level = log.level
-        log.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            log.setLevel(level)
-        self.seconds[part] = round(time.monotonic() - start, 1)
-
-
 def _print_task(progress: Progress, task: TaskFacts) -> None:
     trained, new = len(task.run.classes), len(task.new.adapted.classes)
     progress(
-        f"2. Adaptation. world:{task.name}, {trained} classes with {task.shots} images each, "
+        f"1. Adaptation. world:{task.name}, {trained} classes with {task.shots} images each, "
         f"{task.seconds:.0f} s of training; {new} classes are new"
     )
     for row in task.rows:

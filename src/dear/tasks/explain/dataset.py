@@ -12,6 +12,7 @@ from torch import Tensor
 from dear.data.batches import over_batches, pixels_for
 from dear.data.images import ImageSet
 from dear.errors import DataError, UsageError
+from dear.report.page import framed
 from dear.tasks.explain.explainer import BATCH, Explainer
 from dear.utils.files import PathLike
 from dear.utils.progress import Progress
@@ -93,7 +94,7 @@ class SetExplanation:
     def _repr_html_(self) -> str:
         from dear.tasks.explain.page import set_html
 
-        return set_html(self)
+        return framed(set_html(self))
 
     def write_page(self, path: PathLike) -> None:
         """Write the page to a file, whole or not at all."""

@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from dear.data.images import ImageSet
+from dear.report.page import framed
 from dear.utils.files import PathLike
 
 if TYPE_CHECKING:
@@ -165,12 +166,11 @@ class Explanation:
     def _reason(self) -> str:
         """What carries the largest share of the lead."""
         ahead = 1 if self.lead >= 0 else -1
-        whose = f"a lead of {self.lead:.2f}" if ahead > 0 else f"{-self.lead:.2f} behind"
         top = max(self.bars, key=lambda bar: ahead * bar.lead)
         support = sum(max(0.0, ahead * bar.lead) for bar in self.bars)
         if ahead * top.lead < LARGE_SHARE * support or support <= 0:
-            return f"{whose} to which many parts contribute: the largest are {top.words} ({top.lead:+.2f})."
-        return f"mostly by {top.words} ({top.lead:+.2f} of {whose})."
+            return f"by many parts; the largest is {top.words} ({top.lead:+.2f}, lead {self.lead:+.2f})."
+        return f"mostly by {top.words} ({top.lead:+.2f}, lead {self.lead:+.2f})."
 
     def _dependence(self) -> str:
         """What happens without the concept that the answer depends on most, where that is much."""
@@ -270,7 +270,7 @@ class Explanations(Sequence[Explanation]):
     def _repr_html_(self) -> str:
         from dear.tasks.explain.page import explanations_html
 
-        return explanations_html(self)
+        return framed(explanations_html(self))
 
     def write_page(self, path: PathLike) -> None:
         """Write the page to a file, whole or not at all."""

@@ -77,7 +77,10 @@ def section(one: Explanation, name: str | None = None) -> dict[str, Any]:
     images = [Thumbnail(thumbnail(one.view, _SIDE), "the image", lines)]
     largest = float(one.maps[""].abs().max())
     for place, label in enumerate(classes):
-        words, score = f"where {label} comes from", f"score {one.scores[place]:+.2f}, {percent(sure[label])}"
+        words, score = (
+            f"where {label} comes from",
+            f"score {signed(one.scores[place])}, {percent(sure[label])}",
+        )
         caption = (("name", words), ("soft", score))
         images.append(heat(one.view, one.maps[""][place], words, *caption, scale=largest))
     return {
@@ -87,7 +90,7 @@ def section(one: Explanation, name: str | None = None) -> dict[str, Any]:
         "classes": classes,
         "images": images,
         "bars": bar_rows(one.bars),
-        "totals": tuple(f"{score:+.2f}" for score in one.scores),
+        "totals": tuple(signed(score) for score in one.scores),
         "maps": _group_maps(one),
         "heads": _heads(one, classes),
         "without": _without(one),
@@ -110,7 +113,7 @@ def _group_maps(one: Explanation, most: int = 8) -> list[Thumbnail]:
             one.maps[name][0],
             name,
             ("name", name),
-            ("soft", f"{bars[name].answer:+.2f}"),
+            ("soft", signed(bars[name].answer)),
             scale=scale,
         )
         for name in groups
@@ -124,7 +127,7 @@ def _heads(one: Explanation, classes: Sequence[str]) -> Table:
     for head in one.heads:
         words = ("; ".join(head.phrases[:3]),) if phrases else ()
         name = f"layer {head.layer}, head {head.head}"
-        rows.append((name, head.group, *words, f"{head.answer:+.2f}", f"{head.other:+.2f}"))
+        rows.append((name, head.group, *words, signed(head.answer), signed(head.other)))
     columns = ("head", "group", *(("phrases",) if phrases else ()))
     return Table((*columns, *classes), tuple(rows), labels=len(columns))
 
@@ -136,11 +139,20 @@ def bar_rows(bars: Sequence[Bar]) -> list[dict[str, Any]]:
         {
             "name": bar.name,
             "kind": bar.kind,
-            "texts": (f"{bar.answer:+.2f}", f"{bar.other:+.2f}"),
+            "texts": (signed(bar.answer), signed(bar.other)),
             "widths": (100 * bar.answer / widest, 100 * bar.other / widest),
         }
         for bar in sorted(bars, key=lambda bar: (_KIND_ORDER.index(bar.kind), -abs(bar.lead)))
     ]
+
+
+def signed(value: float) -> str:
+    """A part for people.
+
+    >>> signed(0.5), signed(-0.001)
+    ('+0.50', '+0.00')
+    """
+    return f"{round(value, 2) + 0.0:+.2f}"
 
 
 def _without(one: Explanation, most: int = 6) -> Table | None:
@@ -156,7 +168,7 @@ def _without(one: Explanation, most: int = 6) -> Table | None:
         what = [f"{without.heads} head{'s' * (without.heads != 1)}"] if without.heads else []
         what = (["its words"] if without.value else []) + what
         answer = f"{without.answer} ({percent(without.probability)})"
-        rows.append((name, " and ".join(what), f"{one.lead - without.lead_drop:+.2f}", answer))
+        rows.append((name, " and ".join(what), signed(one.lead - without.lead_drop), answer))
     marks = tuple("best" if o.answer != one.probabilities[0][0] else "" for _, o in changed)
     return Table(("without", "what is removed", "lead", "answer"), tuple(rows), 2, marks)
 
@@ -166,7 +178,7 @@ def set_html(result: SetExplanation, most: int = 8) -> str:
     hits, rows, marks = result.answers == result.labels, [], []
     order = result.values.abs().mean(0).argsort(descending=True).tolist()[:most]
     for name, right, count, mixture in result.mixtures():
-        values = tuple(f"{float(mixture[place]):+.2f}" for place in order)
+        values = tuple(signed(float(mixture[place])) for place in order)
         first = result.parts[int(mixture.argmax())]
         rows.append((name, "right" if right else "wrong", first, str(count), *values))
         marks.append("first" if right else "")

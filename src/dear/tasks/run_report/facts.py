@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from dear.report.page import framed
+from dear.utils.files import PathLike, write_atomic
+
 if TYPE_CHECKING:
+    import pandas as pd
+
     from dear.data.images import ImageSet
     from dear.runs.evaluate import Evaluation
 
@@ -115,3 +120,26 @@ class RunFacts:
     #: gates of the heads after each epoch [epochs, L, H]; None for methods without gates
     gates: Tensor | None = None
     zero_shot: bool = False  #: nothing was adapted: it is the frozen model itself
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per trained class: accuracy of zero-shot and of every mode. Needs pandas."""
+        import pandas as pd
+
+        columns = {"zero-shot": self.trained.frozen.per_class["default"], **self.trained.adapted.per_class}
+        return pd.DataFrame(columns).rename_axis("class").reset_index()
+
+    def write_page(
+        self,
+        path: PathLike,
+        log: Sequence[Mapping[str, float | int]] = (),
+        notes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write the page to a file, whole or not at all; `log` and `notes` as for `run_page`."""
+        from dear.tasks.run_report.page import run_page
+
+        write_atomic(path, run_page(self, log, notes))
+
+    def _repr_html_(self) -> str:
+        from dear.tasks.run_report.page import run_page
+
+        return framed(run_page(self))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 from dear.report import figures
 from dear.report.head_figures import gates_figure
 from dear.report.page import MODE_TERMS, Table, Thumbnail, percent, render, thumbnail
 from dear.tasks.run_report.facts import Compared, RunFacts
-from dear.utils.files import write_atomic
 
 WRONG, CHANGED, CLASSES = 18, 8, 5
 TERMS = {
@@ -21,16 +19,6 @@ TERMS = {
     "points": "differences of accuracies in percent",
 }
 """Words of the reports, in the order in which they are explained."""
-
-
-def write_run_page(
-    facts: RunFacts,
-    path: str | os.PathLike[str],
-    log: Sequence[Mapping[str, float | int]] = (),
-    notes: Mapping[str, str] | None = None,
-) -> None:
-    """Write the page, whole or not at all."""
-    write_atomic(path, run_page(facts, log, notes))
 
 
 def run_page(
