@@ -164,8 +164,6 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
         both = [*task.base, *task.novel]
         found["new"] = logits(task.novel, task.new), task.new.labels
         found["both"] = [logits(both, images) for images in (task.old, task.new)]
-        with torch.no_grad():
-            found["gamma"] = [method.with_classes(names).distance_ratio() for names in (task.novel, both)]
     task.folder.mkdir(parents=True, exist_ok=True)
     save(found, file)
     return found

@@ -91,7 +91,7 @@ def _row(task: Any, found: dict[str, Any], mode: str, own: ModeCalibration) -> d
     if not found["open"]:
         return row
     for_new, of_new = found["new"][0][mode], found["new"][1]
-    scaled = apply_scales(for_new, class_scales(own, [False] * len(task.novel), found["gamma"][0]))
+    scaled = apply_scales(for_new, class_scales(own, [False] * len(task.novel)))
     row |= {
         "new_accuracy": accuracy(for_new, of_new),
         "ece_new_before": ece(for_new, of_new),
@@ -99,7 +99,7 @@ def _row(task: Any, found: dict[str, Any], mode: str, own: ModeCalibration) -> d
         "ece_new_floor": floor(scaled),
     }
     trained = [True] * len(task.base) + [False] * len(task.novel)
-    scales = class_scales(own, trained, found["gamma"][1])
+    scales = class_scales(own, trained)
     truth = torch.cat([labels, of_new + len(task.base)])
     together = torch.cat([answers[mode] for answers in found["both"]])
     for when, joint in (("before", together), ("after", apply_scales(together, scales))):

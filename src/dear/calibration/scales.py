@@ -124,7 +124,7 @@ def threshold(scores: Sequence[float], share: float = 0.05) -> Threshold:
     With the k-th smallest of n scores as the threshold, the true share of refused images has a Beta(k,
     n + 1 - k) distribution if new images score as the held-out ones did; k is the largest number with mean
     k / (n + 1) <= share, but at least 1. The interval holds the middle 95% of that distribution. Held-out
-    images were scored by methods that learned from fewer images: over many draws of training images 91 to 98%
+    images were scored by methods that learned from fewer images: over many draws of training images 92 to 98%
     of the shares lie in it (docs/answers.md).
 
     >>> limit = threshold([0.1, 0.4, 0.5, 0.6] * 25)

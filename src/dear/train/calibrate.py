@@ -78,7 +78,7 @@ def calibrate(
         done += number == steps
 
     trials = replace(trials, progress=step)
-    folds, parts = _folds(method, labels, units)
+    folds, parts = calibration_folds(method, labels, units)
     held = joined(list(islice(held_parts(method, trials, folds), parts)))
     if method.quick:
         left = list(classes_held_out(method, trials, CLASS_FOLDS, rotate=True))
@@ -100,7 +100,7 @@ def trial_costs(method: Method, labels: Tensor, seed: int, units: Places | None 
     """
     if _holdable(method, labels, units) < LEAST_IMAGES:
         return []
-    folds, parts = _folds(method, labels, units)
+    folds, parts = calibration_folds(method, labels, units)
     costs = [(folds - 1) / folds] * parts
     if method.quick:
         return costs + [1 / CLASS_FOLDS] * CLASS_FOLDS * len(class_folds(len(method.classes), seed))
@@ -115,8 +115,8 @@ def _holdable(method: Method, labels: Tensor, units: Places | None) -> int:
     return int(counts[counts > 1].sum())
 
 
-def _folds(method: Method, labels: Tensor, units: Places | None) -> tuple[int, int]:
-    """Parts of the images, and how many of them are held out in turn."""
+def calibration_folds(method: Method, labels: Tensor, units: Places | None = None) -> tuple[int, int]:
+    """Parts of the images, and how many of them are held out in turn; see `trial_costs`."""
     if method.quick:
         return FOLDS, FOLDS
     return SLOW_FOLDS, 1 if _holdable(method, labels, units) >= ENOUGH_IMAGES else SLOW_FOLDS

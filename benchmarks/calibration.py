@@ -1,0 +1,195 @@
+r"""Calibration error of trained classes, compared with the error that a perfectly calibrated model shows.
+
+    python benchmarks/calibration.py run --keep kept --tasks world:textures,world:scenes --shots 4,16
+    python benchmarks/calibration.py run --keep kept --backbone SMALL --shots 4,16 \
+        --tasks DATA/dtd_partial10/index.csv,DATA/eurosat/index.csv --classes 25
+    python benchmarks/calibration.py rows --keep kept --csv benchmarks/results/calibration.csv
+    python benchmarks/calibration.py show --csv benchmarks/results/calibration.csv
+
+`run` trains each method with and without the images that its calibration holds out, and keeps the logits of
+held-out and of test images; `rows` fits temperatures to the former and measures them on the latter. A perfect
+model answers correctly exactly as often as its confidence says: its error is the mean of 200 simulations on
+the same confidences. `needed` is the log temperature with the least negative log-likelihood on the test
+images. `show` prints a table per method, with the mean of `needed` on the development sets.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure.script import add_options, markdown, parser_of, read
+from torch import Tensor
+
+import dear
+from dear.calibration.temperature import cautious_temperature, fit_temperature, temperature_error
+from dear.data.images import ImageSet
+from dear.data.shots import few_shot
+from dear.runs.evaluate import calibration_error
+from dear.runs.model import Model
+from dear.runs.spec import Spec
+from dear.tasks.speed import add_rows
+from dear.train.calibrate import TWO_THIRDS_BIAS, calibration_folds
+from dear.train.crossval import held_parts, joined
+from dear.train.fit import fit, trials_of
+from dear.train.frozen import shared_views
+from dear.train.setup.prepare import prepare
+
+TEST = 400  # test images of a task, spread evenly over its classes
+DEVELOPMENT = ("caltech101", "dtd_partial10", "world:textures", "world:scenes")
+METHODS = (
+    "zeroshot,linear-probe,lp-plus-plus,proker,tip-adapter,tip-adapter-f,clip-adapter,prolip,"
+    "dear,dear@quick,dear@paper,coop,vpt,maple,promptsrc,kgcoop,clip-lora,mmrl"
+)
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("action", choices=("run", "rows", "show"))
+    add_options(
+        parser,
+        backbone="mini",
+        tasks="world:textures,world:scenes",
+        methods=(METHODS, "names, with @ and a preset"),
+        classes=(25, "classes of a task at most, the first ones"),
+        shots="4,16",
+        seeds="1",
+        keep=(Path, "folder of logits"),
+        csv=Path,
+    )
+    args = parser.parse_args()
+    {"run": run, "rows": write_rows, "show": show}[args.action](args)
+
+
+def run(args: Any) -> None:
+    """Train, and keep the logits of held-out and of test images."""
+    clip = dear.load(args.backbone)
+    args.keep.mkdir(parents=True, exist_ok=True)
+    for task in args.tasks.split(","):
+        whole, test = (dear.open_data(task, split) for split in ("train", "test"))
+        classes = whole.classes[: args.classes]
+        test = some(test.select_classes(classes))
+        for shots in map(int, args.shots.split(",")):
+            for cell in args.methods.split(","):
+                for seed in map(int, args.seeds.split(",")):
+                    name = f"{whole.name.replace(':', '_')}.{shots}.{cell}.{seed}.pt"
+                    if not (args.keep / name).exists():
+                        facts = {"backbone": clip.name, "task": whole.name, "shots": shots, "method": cell}
+                        method, _, preset = cell.partition("@")
+                        spec = Spec(
+                            data=task, method=method, preset=preset or None, seed=seed, shots=shots,
+                            classes=classes, calibrate=False,
+                        )  # fmt: skip
+                        kept = {**facts, "seed": seed, **answers(spec, clip, test)}
+                        torch.save(kept, args.keep / name)
+                        print(name, f"{kept['seconds']:.0f} s", flush=True)
+
+
+def some(images: ImageSet) -> ImageSet:
+    """At most `TEST` images, equally many of each class."""
+    return few_shot(images, max(1, TEST // len(images.classes)), 1)
+
+
+def answers(spec: Spec, clip: dear.Clip, test: ImageSet) -> dict[str, Any]:
+    """Logits by mode of held-out training images and of test images, with their labels."""
+    began = time.process_time()
+    job = prepare(spec, clip=clip)
+    model = fit(job)
+    views = shared_views(job.method, job.images, job.recipe)
+    folds, parts = calibration_folds(job.method, job.images.labels)
+    held = joined(list(islice(held_parts(model.method, trials_of(job, views), folds), parts)))
+    return {
+        "quick": job.method.quick,
+        "folds": parts,
+        "held": held.logits,
+        "held_labels": held.labels,
+        "test": Model(model.method).logits(test),
+        "test_labels": test.labels,
+        "seconds": time.process_time() - began,
+    }
+
+
+def write_rows(args: Any) -> None:
+    """Fit temperatures to the kept logits and add their errors to the CSV file."""
+    add_rows(args.csv, [row for path in sorted(args.keep.glob("*.pt")) for row in rows_of(path)])
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    kept = torch.load(path, weights_only=True)
+    facts = {key: kept[key] for key in ("backbone", "task", "shots", "method", "seed", "folds")}
+    rows = []
+    for mode, held in kept["held"].items():
+        labels, truth, logits = kept["held_labels"], kept["test_labels"], kept["test"][mode]
+        best = fit_temperature(held, labels)
+        chosen = cautious_temperature(held, labels, 0.0 if kept["quick"] else TWO_THIRDS_BIAS)
+        scaled = logits / chosen
+        row = {
+            "mode": mode,
+            "held_out": len(labels),
+            "test": len(truth),
+            "accuracy": float((logits.argmax(dim=-1) == truth).double().mean()),
+            "confidence": float(scaled.softmax(dim=-1).amax(dim=-1).mean()),
+            "ece_before": ece(logits, truth),
+            "ece": ece(scaled, truth),
+            "ece_perfect": perfect_ece(scaled),
+            "held_log_t": math.log(best),
+            "held_error": temperature_error(held, labels, best),
+            "log_t": math.log(chosen),
+            "needed": math.log(fit_temperature(logits, truth)),
+        }
+        rows.append({**facts, **{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}})
+    return rows
+
+
+def show(args: Any) -> None:
+    """Errors in percent by method and images per class; the log temperature needed on development sets."""
+    rows = read(args.csv)
+    cells: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+    for row in rows:
+        cells.setdefault((row["method"], row["mode"], row["shots"]), []).append(row)
+    head = (
+        "method",
+        "mode",
+        "images per class",
+        "sets",
+        "ECE before",
+        "ECE",
+        "perfect model",
+        "needed log T",
+    )
+    lines = []
+    for key, own in cells.items():
+        errors = [100 * mean(own, name) for name in ("ece_before", "ece", "ece_perfect")]
+        development = [row for row in own if row["task"] in DEVELOPMENT]
+        needed = f"{mean(development, 'needed'):.2f}" if development else ""
+        lines.append((*key, len({row["task"] for row in own}), *errors, needed))
+    print(markdown(head, lines, words=3))
+
+
+def mean(rows: list[dict[str, str]], name: str) -> float:
+    """The mean of a column."""
+    return sum(float(row[name]) for row in rows) / len(rows)
+
+
+def ece(logits: Tensor, labels: Tensor) -> float:
+    """Expected calibration error of logits [n, C] and labels [n]."""
+    best = logits.softmax(dim=-1).max(dim=-1)
+    return calibration_error(best.values, best.indices == labels)
+
+
+def perfect_ece(logits: Tensor, draws: int = 200) -> float:
+    """The mean error of a model that is right exactly as often as its confidence says, on as many images."""
+    confidence, generator = logits.softmax(dim=-1).amax(dim=-1), torch.Generator().manual_seed(0)
+    errors = [
+        calibration_error(confidence, torch.rand(len(confidence), generator=generator) < confidence)
+        for _ in range(draws)
+    ]
+    return sum(errors) / draws
+
+
+if __name__ == "__main__":
+    main()
