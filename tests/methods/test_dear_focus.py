@@ -44,7 +44,8 @@ def test_the_heads_vote_with_their_share(options) -> None:
     training = torch.cat([images(), images(3, seed=8)])
     pixels = images(5, seed=2)
     centered = terms(pixels) - terms(training).mean(dim=0)
-    heads = torch.nn.functional.normalize(centered, dim=1) @ model.texts().T * model.clip.logit_scale
+    weights = model.class_weights(model.texts())
+    heads = torch.nn.functional.normalize(centered, dim=1) @ weights.T * model.clip.logit_scale
     expected = (1 - share) * plain.logits(pixels, "fused") + share * heads
     torch.testing.assert_close(model.logits(pixels, "fused"), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(model.logits(pixels, "decoupled"), plain.logits(pixels, "decoupled"))

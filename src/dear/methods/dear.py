@@ -12,7 +12,9 @@ a choice, P_attr starts as a copy of CLIP's projection, isolation works both way
 all layers, `-log alpha_cls` rather than `1 - alpha_cls`. The defaults, preset `strong`, depart further
 (docs/recipes.md): free early tokens, a set per layer before J, change the class token itself; the raw tokens
 from J on are `x_cls + delta_a`, x_cls the frozen class token at the input of layer J; alpha is learned fast;
-image features are compared with texts after the mean frozen feature of the training images is taken off.
+image features are compared with texts after the mean frozen feature of the training images is taken off; the
+text of a trained class becomes `unit(t_c + lambda unit(r_c))`, r_c a direction from its images
+(`dear.methods.directions`), lambda learned; the attributes alone have a share of the cross-entropy.
 
 The step does only work whose result is used: the layers before the first token are the same for the frozen
 and the adapted pass and run once without gradient; the text tower's layers before J are constant for a task;
@@ -22,8 +24,9 @@ texts end at the longest EOT; the last layer computes the rows that are read; is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -47,6 +50,7 @@ from dear.methods.base import (
     normal,
     unit,
 )
+from dear.methods.directions import fit_directions, leave_out
 from dear.methods.options import NotNegative, Options, Positive, Preset, Share
 
 ISOLATIONS = ("bidirectional", "readonly")
@@ -144,21 +148,34 @@ class DeARConfig(Options):
     fusion_loss: Literal["log", "linear"] = "log"  #: "log": -log alpha_cls; "linear": 1 - alpha_cls
     lambda_reg: NotNegative = 1.0  #: weight of L_img + L_txt
     lambda_fusion: NotNegative = 0.02  #: weight of L_fusion
-    class_ce: Share = 0.3  #: c: (1 - c) CE(fused logits) + c CE(decoupled logits)
+    class_ce: Share = 0.3  #: share of the cross-entropy of the class token's logits (mode "decoupled")
+    attribute_ce: Share = 0.3  #: the same for the attributes' logits; the rest is that of the fused logits
     #: alpha_cls before training; None: the same for all, 1 / (1 + A)
     alpha_start: Annotated[float, Meta(gt=0, lt=1)] | None = None
     token_rate: Positive = 20.0  #: learning rate of the attribute tokens, as a multiple of the recipe's
     early_rate: Positive = 20.0  #: the same for the early tokens
     text_rate: Positive = 3.0  #: the same for the text tokens
-    projection_rate: Positive = 0.5  #: the same for P_attr
+    projection_rate: Positive = 1.0  #: the same for P_attr
     alpha_rate: Positive = 100.0  #: the same for v, whose softmax is alpha
     #: share of the training images' mean feature that is taken off every image feature before it is compared
     center: Share = 1.0
+    #: what is added to the texts of trained classes: directions from their images by ridge regression; "none"
+    directions: Literal["ridge", "none"] = "ridge"
+    direction_ridge: Positive = 4.0  #: in units of a squared image feature; large: directions to class means
+    #: lambda, the weight of a direction against a text of length 1, before training; with one image per class
+    #: lambda is this times the share of the images that frozen texts do not recognize, and not learned
+    direction_weight: Positive = 0.3
+    direction_rate: Positive = 100.0  #: learning rate of log lambda, as a multiple of the recipe's
+    direction_dropout: Share = 0.5  #: share of the classes that a training step compares by texts alone
     focus: tuple[tuple[int, int], ...] = ()  #: (layer, head) pairs whose frozen contribution votes as well
     focus_share: Share = 0.2  #: s: the answer is (1 - s) fused + s what these heads contribute
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.class_ce + self.attribute_ce > 1:
+            raise UsageError(
+                f"class_ce + attribute_ce must be at most 1, got {self.class_ce} + {self.attribute_ce}"
+            )
         if self.attributes is not None:
             names = tuple(_concept(name) for name in self.attributes)
             if not names:
@@ -183,6 +200,8 @@ PRESETS = {
         options={
             "early_tokens": 0,
             "center": 0.0,
+            "directions": "none",
+            "attribute_ce": 0.0,
             "beta": 0.2,
             "class_ce": 0.7,
             "lambda_fusion": 0.7,
@@ -197,6 +216,8 @@ PRESETS = {
             "token_start": "free",
             "early_tokens": 0,
             "center": 0.0,
+            "directions": "none",
+            "attribute_ce": 0.0,
             "beta": 0.9,
             "text_beta": None,
             "class_ce": 0.0,
@@ -221,7 +242,7 @@ class DeAR(Method):
         >>> ids = torch.tensor([[49406, 320, 2368, 49407], [49406, 320, 1929, 49407]])
         >>> model = DeAR(clip, ["cat", "dog"], roles=RoleMap.table2(), ids=ids)
         >>> model.trainable_parameters, model.logits(torch.zeros(1, 3, 224, 224), mode="decoupled").shape
-        (422662, torch.Size([1, 2]))
+        (422663, torch.Size([1, 2]))
     """
 
     name: ClassVar[str] = "dear"
@@ -237,7 +258,13 @@ class DeAR(Method):
     can_focus: ClassVar[bool] = True
     config: DeARConfig
     focus_mean: Tensor | None  #: of the training images [E]; None without a focus
-    image_mean: Tensor | None  #: frozen unit feature, mean of the training images [E]; None without `center`
+    #: frozen unit feature, mean of the training images [E]; None without `center` and `directions`
+    image_mean: Tensor | None
+    direction_rows: Tensor  #: class directions R [C, E] of the trained classes (`dear.methods.directions`)
+    direction_inverse: Tensor  #: A [E, E]; empty after training, which alone reads it
+    class_shares: Tensor  #: of the training images [C]
+    feature_length: Tensor  #: []
+    leaves_out: Tensor  #: []; 1: some class has two training images or more, so that one can be left out
 
     def build(self, generator: torch.Generator) -> None:
         """Learned tensors: attribute tokens, text tokens, P_attr, and v (eq. 5, 6, 11, 18)."""
@@ -257,7 +284,8 @@ class DeAR(Method):
                     f"early tokens need a layer before layer {self.entry}, where attribute tokens enter; "
                     f"early_layer is {self.first}"
                 )
-        self.cut, self.reads_frozen = self.first, config.lambda_reg > 0
+        self.cut = self.first
+        self.reads_frozen = config.lambda_reg > 0 or self.directed
         if config.early_tokens and config.token_start == "class":
             self.class_token_at = self.entry
         same = self.entry if text.layers == vision.layers else text.last_third[0]
@@ -290,8 +318,18 @@ class DeAR(Method):
         if config.alpha_start is not None:  # softmax(v)[0] = alpha_start, the attributes share the rest
             v[0] = math.log(config.alpha_start * len(self.attributes) / (1 - config.alpha_start))
         self.v = self.learn(v, config.alpha_rate)
-        for name, needed in (("focus_mean", config.focus), ("image_mean", config.center)):
-            self.register_buffer(name, self.v.new_zeros(self.clip.config.embed_dim) if needed else None)
+        embed = self.clip.config.embed_dim
+        for name, needed in (("focus_mean", config.focus), ("image_mean", config.center or self.directed)):
+            self.register_buffer(name, self.v.new_zeros(embed) if needed else None)
+        if self.directed:
+            classes = len(self.trained_classes)
+            weight = torch.tensor(config.direction_weight, dtype=torch.float64)
+            self.log_direction_weight = self.learn(weight.log(), config.direction_rate)
+            self.register_buffer("direction_rows", self.v.new_zeros(classes, embed))
+            self.register_buffer("direction_inverse", self.v.new_zeros(embed, embed))
+            self.register_buffer("class_shares", self.v.new_zeros(classes))
+            self.register_buffer("feature_length", self.v.new_ones(()))
+            self.register_buffer("leaves_out", self.v.new_zeros(()))
         if config.early_tokens:
             sets = (self.entry - self.first, config.early_tokens, vision.width)
             self.early_tokens = self.learn(normal(generator, *sets), config.early_rate)
@@ -307,6 +345,11 @@ class DeAR(Method):
             )
         self.notice = roles.check(self.clip, self.allow_other_roles)
         return roles
+
+    @property
+    def directed(self) -> bool:
+        """Whether trained classes have directions from their images in addition to texts."""
+        return self.config.directions != "none"
 
     @property
     def voters(self) -> tuple[str, ...]:
@@ -364,15 +407,47 @@ class DeAR(Method):
 
     @torch.no_grad()
     def prepare(self, batches: Batches) -> None:
-        """Take means over the training images: of the frozen feature, of what the heads of a focus add."""
+        """Read the training images: their mean feature, class directions, what the heads of a focus add."""
         if self.focus_mean is None and self.image_mean is None:
             return
-        found = torch.cat([features_of(self.clip, batch) for batch in batches(False)])
-        images, focus = found.tensor_split([self.clip.config.embed_dim], dim=1)
+        walked = [(features_of(self.clip, batch), batch.labels) for batch in batches(False)]
+        features = torch.cat([rows for rows, _ in walked])
+        images, focus = features.tensor_split([self.clip.config.embed_dim], dim=1)
         if self.image_mean is not None:
             self.image_mean.copy_(unit(images.to(self.image_mean.dtype)).mean(dim=0))
+        if self.directed:
+            self._fit_directions(unit(images), torch.cat([labels for _, labels in walked]).to(images.device))
         if self.focus_mean is not None:
             self.focus_mean.copy_(focus.mean(dim=0))
+
+    def _fit_directions(self, features: Tensor, labels: Tensor) -> None:
+        """Class directions from unit features [n, E] and labels [n].
+
+        With one image per class none can be left out, so that lambda cannot be learned: it follows from how
+        many of the images the frozen texts recognize.
+        """
+        fitted = fit_directions(features, labels, len(self.trained_classes), self.config.direction_ridge)
+        self.direction_rows.copy_(fitted.rows)
+        self.direction_inverse = self.direction_rows.new_empty(fitted.inverse.shape).copy_(fitted.inverse)
+        self.class_shares.copy_(fitted.shares)
+        self.feature_length.copy_(fitted.length)
+        several = bool(fitted.counts.max() > 1)
+        self.leaves_out.fill_(several)
+        if not several:
+            centered = features - features.mean(dim=0)
+            answers = (centered @ self.prompts.frozen.to(centered).T).argmax(dim=1)
+            unknown = (answers != labels).double().mean().clamp(min=1e-3)
+            self.log_direction_weight.copy_((self.config.direction_weight * unknown).log())
+
+    def finish(self) -> None:
+        """Drop what training alone reads: it would be a third of the saved adapter."""
+        if self.directed:
+            self.direction_inverse = self.direction_inverse.new_zeros(0, 0)
+
+    def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
+        """A trained adapter has no `direction_inverse`."""
+        dropped = self.directed and "direction_inverse" in state and not state["direction_inverse"].numel()
+        return {"direction_inverse": (0, 0)} if dropped else {}
 
     def stages(self, pixels: Tensor) -> tuple[Frozen, Tensor, Cut]:
         """With a focus, also what its heads contribute to the frozen image feature [B, E]."""
@@ -432,7 +507,54 @@ class DeAR(Method):
         )  # before the words
         return unit(self.prompts.features(edit, first=self.text_first))
 
+    def class_weights(self, texts: Tensor) -> Tensor:
+        """What image features are compared with [C, E]: texts, those of trained classes with directions."""
+        if not self.directed:
+            return texts
+        places = {name: row for row, name in enumerate(self.trained_classes)}
+        rows = [places.get(name, 0) for name in self.classes]
+        added = self.log_direction_weight.exp() * unit(self.direction_rows)[rows]
+        return torch.where(self.trained_columns()[:, None], unit(texts + added), texts)
+
+    def cached_weights(self) -> Tensor:
+        """`class_weights` of the present texts [C, E]."""
+        texts = self.cached("texts", self.texts)
+        return self.cached("weights", lambda: self.class_weights(texts)) if self.directed else texts
+
+    def trained_columns(self) -> Tensor:
+        """Which classes were trained, bool [C]."""
+        trained = set(self.trained_classes)
+        return torch.tensor([name in trained for name in self.classes], device=self.v.device)
+
+    @cached_property
+    def joint(self) -> bool:
+        """Whether the list holds trained classes with directions and new ones, which have none."""
+        trained = set(self.trained_classes)
+        return self.directed and 0 < sum(name in trained for name in self.classes) < len(self.classes)
+
     # -- logits and loss --------------------------------------------------------------------------
+
+    def class_logits(self, images: Tensor) -> Tensor:
+        """Logits [B, C] of centered image features [B, E]."""
+        return self.on_one_scale(self.clip.logit_scale * images @ self.cached_weights().T, images)
+
+    def on_one_scale(self, logits: Tensor, images: Tensor) -> Tensor:
+        """Logits [B, C] in a list of trained and new classes, of centered image features [B, E].
+
+        Texts alone decide how likely the trained classes are together, as they do for new classes;
+        directions decide which of the trained classes it is.
+        """
+        return logits + self._shift(logits, images) if self.joint else logits
+
+    def _shift(self, logits: Tensor, images: Tensor) -> Tensor:
+        """What `on_one_scale` adds, [B, C]: one number per image for trained classes, 0 for new ones."""
+        columns = self.cached("trained_columns", self.trained_columns)
+        texts = self.cached("texts", self.texts)
+        by_texts = self.clip.logit_scale * images @ texts.T
+        # -inf: new classes count in neither sum.
+        by_texts, own = (x.masked_fill(~columns, -math.inf) for x in (by_texts, logits))
+        shift = by_texts.logsumexp(dim=1, keepdim=True) - own.logsumexp(dim=1, keepdim=True)
+        return shift * columns
 
     def centered(self, features: Tensor, mean: Tensor | None, share: float = 1.0) -> Tensor:
         """Image features [..., E] without `center` times `share` of the training images' mean."""
@@ -455,33 +577,69 @@ class DeAR(Method):
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits of every mode, [B, C] each."""
         f_cls, f_attr = (unit(f) for f in self._adapted(frozen))
-        texts, scale = self.cached("texts", self.texts), self.clip.logit_scale
         images = {"fused": self._mixed(f_cls, f_attr), "decoupled": self.centered(f_cls, self.image_mean)}
-        return {mode: scale * own @ texts.T for mode, own in images.items()}
+        return {mode: self.class_logits(features) for mode, features in images.items()}
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE + lambda_reg (L_img + L_txt) + lambda_fusion L_fusion (eq. 12-16).
 
-        With `class_ce` = c, CE is (1 - c) CE(fused logits) + c CE(decoupled logits).
+        CE is that of the fused logits, of the class token's, and of the attributes', whose shares are
+        `class_ce` and `attribute_ce`.
         """
-        config, share = self.config, self.config.class_ce
-        scale = self.clip.logit_scale
+        config = self.config
         texts = self.texts()
         f_cls, f_attr = (unit(f) for f in self._adapted(frozen))
-        ce = F.cross_entropy(scale * self._mixed(f_cls, f_attr) @ texts.T, labels)
+        logits = self._training_logits(texts, frozen, labels)
+        ce = F.cross_entropy(logits(self._mixed(f_cls, f_attr)), labels)
         log_alpha = self.v.log_softmax(dim=0)[0]
         fusion = -log_alpha if config.fusion_loss == "log" else 1 - log_alpha.exp()
         parts = {"ce": ce, "fusion": fusion}
-        total = (1 - share) * ce + config.lambda_fusion * fusion
-        if share > 0:
-            own = self.centered(f_cls, self.image_mean)
-            parts["ce_class"] = F.cross_entropy(scale * own @ texts.T, labels)
-            total = total + share * parts["ce_class"]
+        total = (1 - config.class_ce - config.attribute_ce) * ce + config.lambda_fusion * fusion
+        if config.class_ce > 0:
+            parts["ce_class"] = F.cross_entropy(logits(self.centered(f_cls, self.image_mean)), labels)
+            total = total + config.class_ce * parts["ce_class"]
+        if config.attribute_ce > 0:
+            shares = self.v[1:].softmax(dim=0)
+            attributes = torch.einsum("a,bae->be", shares, f_attr[:, : len(shares)])
+            parts["ce_attributes"] = F.cross_entropy(
+                logits(self.centered(attributes, self.image_mean)), labels
+            )
+            total = total + config.attribute_ce * parts["ce_attributes"]
         if config.lambda_reg > 0:
             parts["reg_image"] = distance(f_cls, frozen[-1])
             parts["reg_text"] = distance(texts, self.prompts.frozen)
             total = total + config.lambda_reg * (parts["reg_image"] + parts["reg_text"])
         return Loss(total, {name: part.detach() for name, part in parts.items()})
+
+    def _training_logits(self, texts: Tensor, frozen: Frozen, labels: Tensor) -> Callable[[Tensor], Tensor]:
+        """From image features [B, E] to logits [B, C] under directions without the image itself.
+
+        Directions that contain an image name its class at once, and neither tokens nor lambda would learn.
+        The frozen feature of the view stands for the image. In each step some classes have no direction, so
+        that texts stay comparable with those of new classes, which have none.
+        """
+        scale = self.clip.logit_scale
+        if not self.directed:
+            return lambda images: scale * images @ texts.T
+        assert self.image_mean is not None
+        kept = torch.rand(len(texts), device=texts.device) >= self.config.direction_dropout
+        learned = self.log_direction_weight  # constant where no image can be left out
+        weight = torch.where(self.leaves_out > 0, learned, learned.detach()).exp() * kept  # [C]
+        weights = texts + weight[:, None] * unit(self.direction_rows)
+        size = weights.norm(dim=-1)  # [C]
+        weights = weights / size[:, None]
+        if not self.direction_inverse.numel():  # training is finished
+            return lambda images: scale * images @ weights.T
+        x = (frozen[-1].to(self.image_mean.dtype) - self.image_mean) / self.feature_length
+        change, moved = leave_out(x, labels, self.direction_rows, self.direction_inverse, self.class_shares)
+        lengths = self.direction_rows.norm(dim=-1).clamp(min=1e-12)
+        change = self.leaves_out * change * weight / (lengths * size)  # [B, C]
+
+        def logits(images: Tensor) -> Tensor:
+            cosines: Tensor = images @ weights.T - change * (images * moved).sum(dim=-1, keepdim=True)
+            return scale * cosines
+
+        return logits
 
     # -- what DeAR knows beside the answer --------------------------------------------------------
 
@@ -502,8 +660,12 @@ class DeAR(Method):
         features = unit(torch.cat([f_cls[:, None].to(others.dtype), others], dim=1))  # [B, 1 + V, E]
         own, focus = features.tensor_split([1 + len(self.attributes)], dim=1)
         features = torch.cat([self.centered(own, self.image_mean), focus], dim=1)
-        cosines = features @ self.cached("texts", self.texts).T
-        return self.clip.logit_scale * self.weights(self.v)[:, None] * cosines
+        shares = self.weights(self.v)[:, None]  # [1 + V, 1]
+        votes = self.clip.logit_scale * shares * (features @ self.cached_weights().T)
+        if self.joint:  # what the scale of the list changes belongs to all voters
+            mixed = (shares * features).sum(dim=1)  # [B, E]
+            votes = votes + shares * self._shift(votes.sum(dim=1), mixed)[:, None]
+        return votes
 
     def attribute_index(self, name: str) -> int:
         """Place of an attribute in `attribute_features`, whatever the case of its name."""
@@ -514,8 +676,11 @@ class DeAR(Method):
         return dict(zip(self.voters, self.weights(self.v.detach().double()).tolist(), strict=True))
 
     def facts(self) -> dict[str, Any]:
-        """The fusion weights."""
-        return {"fusion_weights": self.fusion_weights()}
+        """The fusion weights, and the weight of class directions against texts."""
+        weights: dict[str, Any] = {"fusion_weights": self.fusion_weights()}
+        if self.directed:
+            weights["direction_weight"] = float(self.log_direction_weight.detach().double().exp())
+        return weights
 
 
 def _raw(tokens: Tensor, place: int) -> Tensor:

@@ -66,19 +66,19 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
 
     given = (*frozen, *early, *projections, *changes, *focus)
     f_cls, mixed = run(key, suffix, tokens, v, *given)  # [B, E] each
-    texts = [_texts(model) for model in models]
-    found = [model.image_mean for model in models if model.image_mean is not None]
-    center = torch.stack(found) if found else None  # [B, E]
+    weights = [_class_weights(model) for model in models]
+    means = [model.image_mean for model in models if model.image_mean is not None]
+    center = torch.stack(means) if first.config.center else None  # [B, E]
     if mode == "decoupled":
         chosen = first.centered(f_cls, center)
     else:
         chosen = first.centered(mixed, center, first.own_share)
-    logits = first.clip.logit_scale * _products(_padded(texts), chosen)  # [B, C]
-    sizes = [own.shape[0] for own in texts]
-    rows = logits.unbind()
-    if min(sizes) == logits.shape[1]:
-        return list(rows)
-    return [row[:size] for row, size in zip(rows, sizes, strict=True)]
+    logits = first.clip.logit_scale * _products(_padded(weights), chosen)  # [B, C]
+    rows = [row[: len(own)] for row, own in zip(logits.unbind(), weights, strict=True)]
+    for place, model in enumerate(models):
+        if model.joint:
+            rows[place] = model.on_one_scale(rows[place][None], chosen[place, None])[0]
+    return rows
 
 
 def _learned(models: Sequence[DeAR], name: str) -> Tensor:
@@ -137,13 +137,13 @@ def _features(
     return f_cls, mixed
 
 
-def _texts(model: DeAR) -> Tensor:
-    """Unit text features [C, E] while text tokens stay the same; `Method.cached` costs more per image."""
-    learned = model.text_tokens
-    stamp = (model.prompts, learned.data_ptr(), learned._version)
-    cached: tuple[Any, Tensor] | None = model.__dict__.get("_stack_texts")
+def _class_weights(model: DeAR) -> Tensor:
+    """Class weights [C, E] while what they come from stays the same; `Method.cached` costs more per image."""
+    sources = [model.text_tokens, *((model.log_direction_weight,) if model.directed else ())]
+    stamp = (model.prompts, *((tensor.data_ptr(), tensor._version) for tensor in sources))
+    cached: tuple[Any, Tensor] | None = model.__dict__.get("_stack_weights")
     if cached is None or cached[0] != stamp:
-        cached = model.__dict__["_stack_texts"] = (stamp, model.cached("texts", model.texts))
+        cached = model.__dict__["_stack_weights"] = (stamp, model.cached_weights())
     return cached[1]
 
 

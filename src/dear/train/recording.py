@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -48,6 +49,8 @@ class StepRecording:
 
         if optimizer is not None:
             _make_state(optimizer, learned)
+        # A recording of an earlier training that is freed during this one would spoil it.
+        gc.collect()
         self.recording = Recording(gradients, inputs, warm_up=_WARM_UP, error_mode="global")
         self.grads = [(p, p.grad) for p in learned]
 

@@ -25,7 +25,8 @@ from dear.errors import UsageError
 
 _NONLINEAR = (
     torch.exp, Tensor.exp, torch.softmax, Tensor.softmax, F.softmax, torch.sigmoid, Tensor.sigmoid,
-    torch.tanh, Tensor.tanh, F.gelu, F.silu, torch.log, Tensor.log,
+    torch.tanh, Tensor.tanh, F.gelu, F.silu, torch.log, Tensor.log, torch.logsumexp,
+    Tensor.logsumexp,
 )  # fmt: skip
 _SPREAD = (torch.var, Tensor.var)
 _GATED = (torch.relu, Tensor.relu, F.relu)
