@@ -24,7 +24,7 @@ PAPERS: dict[str, tuple[tuple[str, float, int, int, float], dict[str, object]]] 
     "kgcoop": ((SGD, 2e-3, 128, 100, 5e-4), {"context": 4, "words": "a photo of a", "weight": 8.0}),
     "tcp": ((ADAMW, 2e-3, 32, 50, 5e-4), {"context": 4, "narrowing": 4, "weight": 8.0}),
     "clip-adapter": ((ADAMW, 1e-3, 16, 10, 5e-4), {"ratio": 0.2, "narrowing": 4}),
-    "tip-adapter-f": ((ADAMW, 1e-3, 256, 20, 1e-2), {"alpha": 1.0, "beta": 5.5, "views": 10}),
+    "tip-adapter-f": ((ADAMW, 1e-3, 256, 20, 1e-2), {"alpha": None, "beta": None, "views": 10}),
     "clip-lora": (
         (ADAMW, 2e-4, 32, 50, 1e-2),
         {"rank": 2, "scale": 1.0, "dropout": 0.25, "on": ("q", "k", "v"), "towers": "both"},

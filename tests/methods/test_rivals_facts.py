@@ -192,7 +192,7 @@ def test_clip_adapter_mixes_a_fifth() -> None:
 
 @pytest.mark.parametrize("name", ["tip-adapter", "tip-adapter-f"])
 def test_tip_adapter_votes_with_its_cache(name: str) -> None:
-    method, pixels = build_method(name, tiny_clip(), NAMES, views=3), images()
+    method, pixels = build_method(name, tiny_clip(), NAMES, views=3, alpha=2.0, beta=5.5), images()
     shown, walks = images(5, seed=3), []
     labels = torch.tensor([2, 0, 1, 1, 0])
 
@@ -214,7 +214,7 @@ def test_tip_adapter_votes_with_its_cache(name: str) -> None:
     expected = literal_logits(method, f, literal_text(method, "a photo of a {}."))
     for b in range(4):
         for key, label in zip(keys, labels, strict=True):
-            expected[b, label] += torch.exp(-5.5 * (1 - f[b] @ key))
+            expected[b, label] += 2.0 * torch.exp(-5.5 * (1 - f[b] @ key))
     torch.testing.assert_close(method.logits(pixels), expected)
 
 

@@ -4,17 +4,20 @@ Keys are the unit features of the training images, each the mean over several ra
 labels, one-hot. `logits = tau f w^T + alpha exp(-beta (1 - f K^T)) L`. Tip-Adapter learns nothing;
 Tip-Adapter-F goes on to train the keys.
 
-Departures: alpha = 1 and beta = 5.5 are fixed; the authors search both per dataset, and their code
-keeps Tip-Adapter-F's best epoch on test data, where ours keeps the last. The cache holds no novel classes, so
-both refuse to name any.
+Departures: the authors search alpha and beta on validation images per dataset; here each training image is
+classified by the keys of the others, and the pair with the most right answers is used. Their code keeps
+Tip-Adapter-F's best epoch on test data, where ours keeps the last. The cache holds no novel classes, so both
+refuse to name any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dear.methods.base import Batches, Frozen, Method, scores
@@ -24,9 +27,16 @@ from dear.methods.options import Count, NotNegative
 
 @dataclass(frozen=True)
 class TipAdapterConfig(FocusConfig):
-    alpha: NotNegative = 1.0  #: weight of the cache; 0 is frozen CLIP
-    beta: NotNegative = 5.5  #: how fast a key's influence falls with distance
+    #: weight of the cache, 0 is frozen CLIP; none: chosen on the training images
+    alpha: NotNegative | None = None
+    #: how fast a key's influence falls with distance; none: chosen on the training images
+    beta: NotNegative | None = None
     views: Count = 10  #: random views per image whose features are averaged; 0: the whole image once
+
+
+#: What is tried: alpha, as a multiple of CLIP's temperature, and beta.
+ALPHAS, BETAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0), (1.0, 2.0, 3.5, 5.5, 8.0, 12.0, 20.0)
+ONE_IMAGE = (1.0, 1.0)  #: the same where no class has a second image, from which one could choose
 
 
 class TipAdapter(Method):
@@ -40,16 +50,37 @@ class TipAdapter(Method):
     config: TipAdapterConfig
     keys: Tensor
     labels: Tensor
+    alpha: Tensor  #: as it was chosen, []
+    beta: Tensor  #: as it was chosen, []
 
     def build(self, generator: torch.Generator) -> None:
         """One key [n, W] and one label [n] per training image; none until `prepare`."""
         self.reader = FeatureReader(self.clip, self.config)
         self.register_buffer("keys", self.prompts.frozen.new_zeros(0, self.reader.width))
         self.register_buffer("labels", torch.zeros(0, dtype=torch.long, device=self.clip.device))
+        for name in ("alpha", "beta"):
+            self.register_buffer(name, self.prompts.frozen.new_tensor(getattr(self.config, name) or 0.0))
 
     def prepare(self, batches: Batches) -> None:
-        found = training_features(self.clip, self.reader, batches, self.config.views, mean=True)
-        self.keys, _, self.labels = found
+        self.keys = self._fill(batches)
+
+    def _fill(self, batches: Batches) -> Tensor:
+        """The keys [n, W]; sets labels, alpha and beta."""
+        keys, images, self.labels = training_features(
+            self.clip, self.reader, batches, self.config.views, mean=True
+        )
+        zero_shot = scores(self.clip, images, self.prompts.frozen)
+        alpha, beta = choose_votes(keys, self.labels, zero_shot, self.clip.logit_scale, self.config)
+        self.alpha, self.beta = self.alpha.new_tensor(alpha), self.beta.new_tensor(beta)
+        return keys
+
+    def facts(self) -> dict[str, Any]:
+        return {"alpha": float(self.alpha), "beta": float(self.beta)}
+
+    def settled_config(self) -> TipAdapterConfig:
+        if not len(self.labels):
+            return self.config
+        return replace(self.config, alpha=float(self.alpha), beta=float(self.beta))
 
     def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
         if not {"keys", "labels"} <= set(state):  # loading says what is missing
@@ -58,13 +89,13 @@ class TipAdapter(Method):
         return {"keys": (images, self.keys.shape[1]), "labels": (images,)}
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
-        config, keys, labels = self.config, self.keys, self.labels
+        keys, labels = self.keys, self.labels
         read = self.reader(frozen[0])
-        near = torch.exp(-config.beta * (1 - read.to(keys.dtype) @ keys.T))  # [B, n]
+        near = torch.exp(-self.beta * (1 - read.to(keys.dtype) @ keys.T))  # [B, n]
         values = labels[:, None] == torch.arange(len(self.classes), device=labels.device)  # one-hot, [n, C]
         votes = near @ values.to(near.dtype)  # [B, C]
         zero_shot = scores(self.clip, self.reader.image(frozen[0]), self.prompts.frozen)
-        return {"default": zero_shot + config.alpha * votes}
+        return {"default": zero_shot + self.alpha * votes}
 
 
 class TipAdapterF(TipAdapter):
@@ -82,6 +113,47 @@ class TipAdapterF(TipAdapter):
 
     def prepare(self, batches: Batches) -> None:
         """Fill the cache; the parameter stays the same object, for the optimizer holds it."""
-        found = training_features(self.clip, self.reader, batches, self.config.views, mean=True)
-        keys, _, self.labels = found
-        self.keys.data = keys.to(self.keys.dtype)
+        self.keys.data = self._fill(batches).to(self.keys.dtype)
+
+
+@torch.no_grad()
+def choose_votes(
+    keys: Tensor, labels: Tensor, zero_shot: Tensor, temperature: float, config: TipAdapterConfig
+) -> tuple[float, float]:
+    """The alpha and beta with which keys classify most of the other training images; ties by likelihood.
+
+    An image does not vote for itself. Its class then has one vote less than the others, so that those that
+    remain count more. An image without another one of its class is not counted.
+
+    Args:
+        keys: of the training images, [n, W].
+        labels: [n].
+        zero_shot: CLIP's logits of these images, [n, C].
+        temperature: CLIP's, the unit of alpha.
+        config: what is not None there is used as it is.
+    """
+    alphas = tuple(temperature * share for share in ALPHAS) if config.alpha is None else (config.alpha,)
+    betas = BETAS if config.beta is None else (config.beta,)
+    if len(alphas) == len(betas) == 1:
+        return alphas[0], betas[0]
+    truth = F.one_hot(labels, zero_shot.shape[1]).to(keys.dtype)  # [n, C]
+    counts = truth.sum(dim=0)  # [C]
+    rows = (counts[labels] > 1).nonzero()[:, 0]
+    if not len(rows):
+        alpha, beta = temperature * ONE_IMAGE[0], ONE_IMAGE[1]
+        return alpha if config.alpha is None else config.alpha, beta if config.beta is None else config.beta
+    scale = counts / (counts - truth[rows]).clamp(min=1)  # [rows, C]
+    cosines = keys[rows] @ keys.T
+    best = None
+    for beta in betas:
+        near = torch.exp(-beta * (1 - cosines))
+        near[torch.arange(len(rows), device=rows.device), rows] = 0
+        votes = near @ truth * scale
+        for alpha in alphas:
+            logits = zero_shot[rows] + alpha * votes
+            right = int((logits.argmax(dim=1) == labels[rows]).sum())
+            rank = (right, -float(F.cross_entropy(logits, labels[rows])))
+            if best is None or rank > best[0]:
+                best = (rank, alpha, beta)
+    assert best is not None
+    return best[1], best[2]
