@@ -46,7 +46,12 @@ def mean_part(method: Method) -> torch.Tensor:
     mean = getattr(method, "image_mean", None)
     if mean is None:
         return torch.zeros(len(method.classes), 1)
-    return (-method.clip.logit_scale * method.texts() @ mean).detach()[:, None]
+    return (-method.clip.logit_scale * class_weights_of(method) @ mean).detach()[:, None]
+
+
+def class_weights_of(method: Method) -> torch.Tensor:
+    """What DeAR compares images with, [C, E]: texts with class directions."""
+    return method.class_weights(method.texts()).detach()  # type: ignore[operator]
 
 
 def each_class(method: Method) -> torch.Tensor:
@@ -169,7 +174,10 @@ def test_a_head_is_what_the_score_loses_without_its_term(name: str) -> None:
     mode = "fused" if "fused" in method.modes else method.modes[0]
     parts = trace(method, pixels, mode).parts(each_class(method))
     whole = features_of(method, pixels)
-    texts = torch.nn.functional.normalize(method.texts(), dim=-1).detach()
+    texts = (
+        class_weights_of(method) if name == "dear" else torch.nn.functional.normalize(method.texts(), dim=-1)
+    )
+    texts = texts.detach()
     for layer, head in ((6, 0), (5, 3), (5, 1)):
         other = clip.corrected(Correction(torch.eye(size), torch.zeros(size), ((layer, head),)))
         lost = whole - features_of(method.bound(other), pixels)  # [B, V, E]
@@ -178,6 +186,19 @@ def test_a_head_is_what_the_score_loses_without_its_term(name: str) -> None:
         )
         found = parts.heads[:, :, :, layer - 1, head].sum(-1)
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["fused", "decoupled"])
+def test_parts_sum_to_the_logit_in_a_list_with_new_classes(mode: str) -> None:
+    """What puts trained and new classes on one scale is not linear in the image: it stays in the rest."""
+    ids = torch.cat([token_ids((20,)), token_ids((17,), seed=5)])
+    method = method_of("dear", tiny_clip()).with_classes(("a cat", "a fir"), ids=ids)
+    pixels = images()
+    traced = trace(method, pixels, mode)
+    parts = traced.parts(each_class(method))
+    assert not traced.linear
+    torch.testing.assert_close(parts.total().T, method.logits(pixels, mode))
+    torch.testing.assert_close(parts.rest[1:], mean_part(method)[1:].expand(-1, len(pixels)))
 
 
 def test_votes_of_attribute_tokens_are_those_of_dear() -> None:
@@ -193,7 +214,7 @@ def test_votes_of_attribute_tokens_are_those_of_dear() -> None:
     constant = torch.stack([norm @ method.clip.visual.space_matrix(), *([norm @ method.p_attr] * 5)]).detach()
     alpha = method.v.softmax(0).detach()  # type: ignore[union-attr]
     shift = method.clip.logit_scale * torch.einsum(
-        "v,bve,ce->bvc", alpha, constant / features.norm(dim=-1, keepdim=True), method.texts().detach()
+        "v,bve,ce->bvc", alpha, constant / features.norm(dim=-1, keepdim=True), class_weights_of(method)
     )
     o_biases = (votes - shift - apart).sum(1)
     torch.testing.assert_close(o_biases - mean_part(method).T, parts.constants["output biases"].T)
