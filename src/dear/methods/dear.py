@@ -14,7 +14,7 @@ all layers, `-log alpha_cls` rather than `1 - alpha_cls`. The defaults, preset `
 from J on are `x_cls + delta_a`, x_cls the frozen class token at the input of layer J; alpha is learned fast;
 image features are compared with texts after the mean frozen feature of the training images is taken off; the
 text of a trained class becomes `unit(t_c + lambda unit(r_c))`, r_c a direction from its images
-(`dear.methods.directions`), lambda learned; the attributes alone have a share of the cross-entropy.
+(`dear.methods.directions`), lambda learned.
 
 The step does only work whose result is used: the layers before the first token are the same for the frozen
 and the adapted pass and run once without gradient; the text tower's layers before J are constant for a task;
@@ -148,14 +148,13 @@ class DeARConfig(Options):
     fusion_loss: Literal["log", "linear"] = "log"  #: "log": -log alpha_cls; "linear": 1 - alpha_cls
     lambda_reg: NotNegative = 1.0  #: weight of L_img + L_txt
     lambda_fusion: NotNegative = 0.02  #: weight of L_fusion
-    class_ce: Share = 0.3  #: share of the cross-entropy of the class token's logits (mode "decoupled")
-    attribute_ce: Share = 0.3  #: the same for the attributes' logits; the rest is that of the fused logits
+    class_ce: Share = 0.3  #: c: (1 - c) CE(fused logits) + c CE(decoupled logits)
     #: alpha_cls before training; None: the same for all, 1 / (1 + A)
     alpha_start: Annotated[float, Meta(gt=0, lt=1)] | None = None
     token_rate: Positive = 20.0  #: learning rate of the attribute tokens, as a multiple of the recipe's
     early_rate: Positive = 20.0  #: the same for the early tokens
     text_rate: Positive = 3.0  #: the same for the text tokens
-    projection_rate: Positive = 1.0  #: the same for P_attr
+    projection_rate: Positive = 0.5  #: the same for P_attr
     alpha_rate: Positive = 100.0  #: the same for v, whose softmax is alpha
     #: share of the training images' mean feature that is taken off every image feature before it is compared
     center: Share = 1.0
@@ -164,7 +163,7 @@ class DeARConfig(Options):
     direction_ridge: Positive = 4.0  #: in units of a squared image feature; large: directions to class means
     #: lambda, the weight of a direction against a text of length 1, before training; with one image per class
     #: lambda is this times the share of the images that frozen texts do not recognize, and not learned
-    direction_weight: Positive = 0.3
+    direction_weight: Positive = 0.4
     direction_rate: Positive = 100.0  #: learning rate of log lambda, as a multiple of the recipe's
     direction_dropout: Share = 0.5  #: share of the classes that a training step compares by texts alone
     focus: tuple[tuple[int, int], ...] = ()  #: (layer, head) pairs whose frozen contribution votes as well
@@ -172,10 +171,6 @@ class DeARConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.class_ce + self.attribute_ce > 1:
-            raise UsageError(
-                f"class_ce + attribute_ce must be at most 1, got {self.class_ce} + {self.attribute_ce}"
-            )
         if self.attributes is not None:
             names = tuple(_concept(name) for name in self.attributes)
             if not names:
@@ -201,7 +196,6 @@ PRESETS = {
             "early_tokens": 0,
             "center": 0.0,
             "directions": "none",
-            "attribute_ce": 0.0,
             "beta": 0.2,
             "class_ce": 0.7,
             "lambda_fusion": 0.7,
@@ -217,7 +211,6 @@ PRESETS = {
             "early_tokens": 0,
             "center": 0.0,
             "directions": "none",
-            "attribute_ce": 0.0,
             "beta": 0.9,
             "text_beta": None,
             "class_ce": 0.0,
@@ -583,8 +576,7 @@ class DeAR(Method):
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE + lambda_reg (L_img + L_txt) + lambda_fusion L_fusion (eq. 12-16).
 
-        CE is that of the fused logits, of the class token's, and of the attributes', whose shares are
-        `class_ce` and `attribute_ce`.
+        With `class_ce` = c, CE is (1 - c) CE(fused logits) + c CE(decoupled logits).
         """
         config = self.config
         texts = self.texts()
@@ -594,17 +586,10 @@ class DeAR(Method):
         log_alpha = self.v.log_softmax(dim=0)[0]
         fusion = -log_alpha if config.fusion_loss == "log" else 1 - log_alpha.exp()
         parts = {"ce": ce, "fusion": fusion}
-        total = (1 - config.class_ce - config.attribute_ce) * ce + config.lambda_fusion * fusion
+        total = (1 - config.class_ce) * ce + config.lambda_fusion * fusion
         if config.class_ce > 0:
             parts["ce_class"] = F.cross_entropy(logits(self.centered(f_cls, self.image_mean)), labels)
             total = total + config.class_ce * parts["ce_class"]
-        if config.attribute_ce > 0:
-            shares = self.v[1:].softmax(dim=0)
-            attributes = torch.einsum("a,bae->be", shares, f_attr[:, : len(shares)])
-            parts["ce_attributes"] = F.cross_entropy(
-                logits(self.centered(attributes, self.image_mean)), labels
-            )
-            total = total + config.attribute_ce * parts["ce_attributes"]
         if config.lambda_reg > 0:
             parts["reg_image"] = distance(f_cls, frozen[-1])
             parts["reg_text"] = distance(texts, self.prompts.frozen)
