@@ -305,10 +305,12 @@ def test_logs_name_the_request_and_no_content(runs, caplog):
 
 
 def test_openapi_names_every_route(shared):
-    paths = shared.get("/openapi.json").json()["paths"]
+    description = shared.get("/openapi.json").json()
+    paths, schemas = description["paths"], description["components"]["schemas"]
     assert {"/v1/models/{name}/classify", "/v1/embeddings", "/metrics", "/health/ready"} <= set(paths)
     body = paths["/v1/models/{name}/classify"]["post"]["requestBody"]["content"]
-    fields = {way: list(one["schema"]["properties"]) for way, one in body.items()}
+    names = {way: one["schema"]["$ref"].rpartition("/")[2] for way, one in body.items()}
+    fields = {way: list(schemas[name]["properties"]) for way, name in names.items()}
     options = ["top", "classes", "reject"]
     assert fields == {"multipart/form-data": ["files", *options], "application/json": ["images", *options]}
     schema = paths["/v1/models/{name}/classify"]["post"]["responses"]["200"]["content"]["application/json"]

@@ -3,49 +3,85 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import tomllib
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument, CallbackParam, Context, Option
 
 from dear.cli.options import Backbone, Device, device_named
 from dear.cli.printing import say
 from dear.errors import UsageError
+from dear.utils.parallel import usable_cores
 
 if TYPE_CHECKING:
     from dear.data.images import ImageSet
+    from dear.serve.settings import Limits
+
+_LIMITS = "dear.serve.limits"  # of the settings file, in the context of the command
+
+
+def _read_settings(context: Context, parameter: CallbackParam, path: Path | None) -> Path | None:
+    """Use the values of a TOML file for options that the command line does not set."""
+    if path is None or context.resilient_parsing:
+        return path
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path}: the settings cannot be read ({error})") from error
+    context.meta[_LIMITS] = values.pop("limits", {})
+    options = {name.replace("-", "_"): value for name, value in values.items()}
+    known = {one.name or "" for one in context.command.params} - {parameter.name, "help"}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise UsageError(f"{path}: unknown setting {unknown[0]!r}; known are {', '.join(sorted(known))}")
+    context.default_map = {**(context.default_map or {}), **options}
+    return path
 
 
 def serve(
-    runs: Annotated[Path, Argument(help="Folder that holds run folders; each is served by its name.")],
+    context: Context,
+    runs: Annotated[Path, Argument(help="Folder of run folders; each is served under its name.")],
+    config: Annotated[
+        Path | None,
+        Option(
+            is_eager=True,
+            callback=_read_settings,
+            help="TOML file of these options, and of limits in a table [limits].",
+        ),
+    ] = None,
     backbone: Backbone = "mini",
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, Option("--port", "-p", min=1, max=65535, help="Port to listen on.")] = 8000,
     keys: Annotated[
-        Path | None, Option(help="JSON file of keys: which adapters each opens, and the management key.")
+        Path | None, Option(help="JSON file of keys: the adapters of each, and the management key.")
     ] = None,
     batch: Annotated[
-        int | None, Option(min=1, help="Images computed together at most; else 64 on a GPU, 8 on a CPU.")
+        int | None, Option(min=1, help="Largest batch of images (default: 64 on a GPU, 8 on a CPU).")
     ] = None,
     wait_ms: Annotated[
         float | None,
         Option(
             min=0,
-            help="Milliseconds that an image waits for others while the device is busy; "
-            "else 4 on a GPU, 0 on a CPU.",
+            help="Milliseconds that an image waits for others while the device is busy "
+            "(default: 4 on a GPU, 0 on a CPU).",
         ),
     ] = None,
     threads: Annotated[
         int | None,
-        Option(min=1, help="Of the CPU; else OMP_NUM_THREADS or all cores but one, beside a GPU 1."),
+        Option(min=1, help="CPU threads (default: OMP_NUM_THREADS or all cores; 1 when a GPU is used)."),
     ] = None,
     adapters: Annotated[
-        int, Option(min=1, help="Adapters kept loaded; others are loaded when asked for.")
+        int, Option(min=1, help="Adapters kept loaded; others are loaded at their next request.")
     ] = 1000,
-    queue: Annotated[int, Option(min=1, help="Images that may wait; more get status 429.")] = 1024,
+    queue: Annotated[
+        int | None, Option(min=1, help="Images that may wait (default: 1024); more get status 429.")
+    ] = None,
     precision: Annotated[
-        str, Option(help="Of the backbone's matrices: auto, float32, bfloat16, float16.")
+        str, Option(help="Precision of the backbone: auto, float32, bfloat16, float16.")
     ] = "auto",
     reduced_jpeg: Annotated[
         bool,
@@ -56,14 +92,14 @@ def serve(
         ),
     ] = False,
     drain_seconds: Annotated[
-        float, Option(min=0.1, help="For requests in flight when the service is stopped.")
+        float, Option(min=0.1, help="Seconds for requests in flight when the service shuts down.")
     ] = 30.0,
     rate: Annotated[
         float | None, Option(min=0.001, help="Requests per second of each key; more get status 429.")
     ] = None,
-    open_metrics: Annotated[bool, Option("--open-metrics", help="Show /metrics without a key, too.")] = False,
+    open_metrics: Annotated[bool, Option("--open-metrics", help="Show all /metrics without a key.")] = False,
     tls_certificate: Annotated[
-        Path | None, Option(exists=True, dir_okay=False, help="PEM file: answer by HTTPS.")
+        Path | None, Option(exists=True, dir_okay=False, help="PEM file of a certificate: serve HTTPS.")
     ] = None,
     tls_key: Annotated[
         Path | None, Option(exists=True, dir_okay=False, help="PEM file of the certificate's key.")
@@ -75,17 +111,19 @@ def serve(
     replicas: Annotated[int, Option(min=1, help="Copies of the service, with --engine ray.")] = 1,
     route: Annotated[str, Option(help="Prefix of the addresses, with --engine ray; one per backbone.")] = "/",
     ray_address: Annotated[
-        str | None, Option(help="Of a running cluster, with --engine ray; else one starts here.")
+        str | None, Option(help="Address of a running cluster, with --engine ray (default: start one here).")
     ] = None,
     device: Device = "auto",
 ) -> None:
     """Serve all runs of a folder over HTTP: one backbone, any number of adapters, mixed batches.
 
     A run that is put into the folder is served without a restart; a changed one replaces the old between
-    two batches. The API is described at /docs. Without a key file everything but management is open, so
-    keep the address local.
+    two batches. /docs describes the API. Without a key file everything but management is open: keep the
+    address local. For strangers, put a proxy in front (examples/serve).
 
     Examples: `dear serve runs/ --backbone mini`
+
+    `dear serve runs/ --config serve.toml`
 
     `dear serve runs/ --backbone mini --engine ray --replicas 4`
 
@@ -102,7 +140,7 @@ def serve(
 
     known = Keys.load(keys) if keys is not None else Keys()
     settings = ServeSettings(
-        Limits(queued_images=queue, rate=float("inf") if rate is None else rate),
+        _limits(Limits, context.meta.get(_LIMITS, {}), queued_images=queue, rate=rate),
         batch,
         None if wait_ms is None else wait_ms / 1000,
         adapters,
@@ -130,8 +168,11 @@ def serve(
         return
     _show_log()
     clip = load(backbone, device=device_named(device))
-    if threads is not None or clip.device.type != "cpu":  # beside a GPU, the CPU only copies
-        torch.set_num_threads(threads or 1)
+    on_gpu = clip.device.type != "cpu"  # then the CPU only copies
+    if threads is None and "OMP_NUM_THREADS" not in os.environ:
+        threads = 1 if on_gpu else usable_cores()
+    if threads is not None:
+        torch.set_num_threads(threads)
     service = Service(runs, clip, settings, galleries, keys=known)
     for name, reason in service.store.problems().items():
         say(f"not served: {name}: {reason}")
@@ -143,6 +184,16 @@ def serve(
         "stop with Ctrl-C"
     )
     run_server(service, host, port, ssl_certfile=tls_certificate, ssl_keyfile=tls_key)
+
+
+def _limits(kind: type[Limits], values: dict[str, Any], **options: float | None) -> Limits:
+    """Limits of the settings file and of options, which go before."""
+    try:
+        return kind(**{**values, **{name: value for name, value in options.items() if value is not None}})
+    except TypeError:
+        known = {one.name for one in fields(kind)}
+        unknown = sorted(set(values) - known) or list(values)
+        raise UsageError(f"unknown limit {unknown[0]!r}; limits are {', '.join(sorted(known))}") from None
 
 
 def _check_engine(engine: str, of_ray: bool, threads: int | None) -> None:

@@ -18,12 +18,13 @@ a refusal is a status and <code>{"error": "one sentence"}</code>.</p>
 
 def docs_page(openapi: dict[str, Any]) -> str:
     """HTML of an OpenAPI description."""
-    rows = []
+    rows, schemas = [], openapi["components"]["schemas"]
     for path, methods in openapi["paths"].items():
         for method, what in methods.items():
             content = what.get("requestBody", {}).get("content", {})
-            form = content.get("multipart/form-data", {}).get("schema", {}).get("properties", {})
+            form = content.get("multipart/form-data", {}).get("schema", {}).get("$ref", "")
+            form = schemas.get(form.rpartition("/")[2], {}).get("properties", {})
             fields = ", ".join(f"<code>{escape(name)}</code>" for name in form)
             address = f"<code>{escape(method.upper())} {escape(path)}</code>"
-            rows.append(f"<tr><td>{address}<td>{escape(what.get('summary', ''))}<br>{fields}")
+            rows.append(f"<tr><td>{address}<td>{escape(what.get('description', ''))}<br>{fields}")
     return _HEAD + "\n".join(rows) + "</table></html>"

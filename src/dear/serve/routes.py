@@ -36,6 +36,7 @@ from dear.serve.schemas import (
     Status,
     Unloaded,
     request_body,
+    request_schemas,
 )
 from dear.serve.service import Answer, Image, Service
 from dear.serve.store import Adapter
@@ -43,7 +44,10 @@ from dear.serve.store import Adapter
 REJECT_SHARE = 0.05  #: of images of known classes that a request with `reject` may refuse
 MOST_MODELS = 16  #: adapters of one request
 _PAGE_BYTES = 2**20  # of a page of adapters; a page has at least one
-router = APIRouter(responses={"4XX": {"model": Refusal}, "5XX": {"model": Refusal}})
+router = APIRouter(
+    responses={"4XX": {"model": Refusal}, "5XX": {"model": Refusal}},
+    generate_unique_id_function=lambda route: route.name,
+)
 
 
 @dataclass(frozen=True)
@@ -300,7 +304,7 @@ async def unload(request: Request, name: str) -> dict[str, Any]:
     openapi_extra={
         "requestBody": {
             "required": True,
-            "content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}},
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
         }
     },
 )
@@ -374,6 +378,7 @@ def _description(request: Request) -> tuple[bytes, bytes]:
         schema = request.app.openapi()
         bearer = {"type": "http", "scheme": "bearer", "description": "a key of the service"}
         schema["components"]["securitySchemes"] = {"key": bearer}
+        schema["components"]["schemas"] |= request_schemas()
         for path, methods in schema["paths"].items():
             if not path.startswith("/health"):
                 for method in methods.values():

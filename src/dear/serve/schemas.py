@@ -189,24 +189,23 @@ class Unloaded(BaseModel):
     unloaded: str
 
 
-def request_body(options: type[Options]) -> dict[str, Any]:
-    """The OpenAPI description of a request, as multipart form and as JSON."""
-    _, components = msgspec.json.schema_components([options])
-    fields = dict(components[options.__name__]["properties"])
-    images = fields.pop("images", None)
+def request_schemas() -> dict[str, Any]:
+    """Components of `/openapi.json`: every request as JSON, and as a form with images as `files`."""
+    kinds = (ClassifyOptions, CompareOptions, RetrieveOptions, EmbeddingsOptions)
+    _, schemas = msgspec.json.schema_components(kinds)
     files = {"files": {"type": "array", "items": {"type": "string", "format": "binary"}}}
-    forms = {
-        "application/json": fields if images is None else {"images": images, **fields},
-        "multipart/form-data": files | fields,
-    }
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {
-                kind: {
-                    "schema": {"type": "object", "title": f"{options.__name__}{suffix}", "properties": own}
-                }
-                for (kind, own), suffix in zip(forms.items(), ("", "Form"), strict=True)
-            },
-        }
-    }
+    for kind in kinds:
+        fields = {name: one for name, one in schemas[kind.__name__]["properties"].items() if name != "images"}
+        schemas[_form_name(kind)] = {"type": "object", "properties": files | fields}
+    return schemas
+
+
+def request_body(kind: type[Options]) -> dict[str, Any]:
+    """The OpenAPI description of a request, as JSON and as a form."""
+    names = {"application/json": kind.__name__, "multipart/form-data": _form_name(kind)}
+    content = {how: {"schema": {"$ref": f"#/components/schemas/{name}"}} for how, name in names.items()}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _form_name(kind: type[Options]) -> str:
+    return f"{kind.__name__}Form"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
 from dear.errors import UsageError
+from dear.utils.parallel import usable_cores
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What requests may cost; beyond it they are refused with one sentence."""
+    """Limits of requests; beyond one a request is refused with one sentence."""
 
     # of one request
     header_bytes: int = 16 * 2**10  #: of a request's line and headers
@@ -37,8 +37,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value > 0:
-                raise UsageError(f"{name} = {value} must be positive")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise UsageError(f"{name} must be a positive number, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -90,5 +90,5 @@ class ServeSettings:
         """
         if self.decoders is not None:
             return self.decoders
-        cores = os.cpu_count() or 4
+        cores = usable_cores()
         return min(4, max(2, cores)) if device_type == "cpu" else max(2, cores - 2)

@@ -1,0 +1,256 @@
+"""Who may do what, and what an answer may show: every route, every method, every kind of key."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from contextlib import suppress
+
+import pytest
+import torch
+from fastapi.routing import APIRoute
+from serving import image_bytes
+from test_service import MANAGE, OPEN_ALL, OPEN_ONE, client_of, file, gallery
+from tiny import tiny_clip
+
+from dear.serve.galleries import Galleries
+from dear.serve.keys import KeyEntry, KeyFile, Keys
+from dear.serve.routes import router
+from hostile import packed
+
+KEYS = {"none": None, "wrong": "a-wrong-key-of-length", "one": OPEN_ONE, "all": OPEN_ALL, "manage": MANAGE}
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+ANYBODY = dict.fromkeys(KEYS, True)
+CALLERS = {"none": False, "wrong": False, "one": True, "all": True, "manage": False}
+EVERY_ADAPTER = {**CALLERS, "one": False}
+MANAGER = dict.fromkeys(KEYS, False) | {"manage": True}
+#: which keys may use a route; the adapter of the path is `zero`, which the key "one" has no access to
+ACCESS = {
+    ("POST", "/v1/models/{name}/classify"): EVERY_ADAPTER,
+    ("POST", "/v1/models/{name}/retrieve"): EVERY_ADAPTER,
+    ("POST", "/v1/classify"): CALLERS,
+    ("POST", "/v1/embeddings"): CALLERS,
+    ("GET", "/v1/models"): CALLERS,
+    ("GET", "/v1/models/{name}"): EVERY_ADAPTER,
+    ("GET", "/v1/galleries"): CALLERS,
+    ("POST", "/v1/models/{name}/load"): MANAGER,
+    ("POST", "/v1/models/{name}/unload"): MANAGER,
+    ("PUT", "/v1/models/{name}/upload"): MANAGER,
+    ("GET", "/v1/management/problems"): MANAGER,
+    ("GET", "/metrics"): {**CALLERS, "manage": True},
+    ("GET", "/health/live"): ANYBODY,
+    ("GET", "/health/ready"): ANYBODY,
+    ("GET", "/docs"): ANYBODY,
+    ("GET", "/openapi.json"): ANYBODY,
+}
+
+
+def keys() -> Keys:
+    return Keys(KeyFile([KeyEntry(OPEN_ONE, ["probe"]), KeyEntry(OPEN_ALL, ["*"])], MANAGE))
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+@pytest.fixture(scope="module")
+def client(made_runs):
+    with client_of(made_runs, keys=keys()) as client:
+        yield client
+
+
+def test_every_route_has_a_row():
+    routes = {
+        (m, route.path) for route in router.routes if isinstance(route, APIRoute) for m in route.methods
+    }
+    assert routes == set(ACCESS)
+
+
+@pytest.mark.parametrize("path", sorted({path for _, path in ACCESS}))
+def test_every_method_and_key_of_a_route(client, path):
+    for method in METHODS:
+        for kind, key in KEYS.items():
+            reply = client.request(method, path.format(name="zero"), headers=bearer(key))
+            if (method, path) not in ACCESS:
+                assert reply.status_code == 405, (method, kind)
+            elif ACCESS[method, path][kind]:
+                assert reply.status_code not in (401, 403, 405, 500), (method, kind, reply.text)
+            else:
+                assert reply.status_code in (401, 403), (method, kind, reply.text)
+        client.post("/v1/models/zero/load", headers=bearer(MANAGE))
+
+
+def test_metrics_show_a_key_its_adapters(client):
+    for name in ("zero", "probe"):
+        client.post(f"/v1/models/{name}/classify", files=[file(1)], headers=bearer(OPEN_ALL))
+    text = {
+        kind: client.get("/metrics", headers=bearer(KEYS[kind])).text for kind in ("one", "all", "manage")
+    }
+    assert 'model="probe"' in text["one"]
+    assert 'model="zero"' not in text["one"]
+    assert 'model="zero"' in text["all"]
+    assert 'model="zero"' in text["manage"]
+
+
+def test_addresses_with_a_slash_at_the_end_are_not_redirected(client):
+    assert client.get("/v1/models/", follow_redirects=False).status_code == 404
+
+
+def test_the_rate_counts_every_route(made_runs):
+    slow = Keys(KeyFile([KeyEntry(OPEN_ALL, ["*"], rate=0.001)]))
+    for path in ("/v1/models", "/v1/models/zero", "/v1/galleries", "/metrics"):
+        with client_of(made_runs, keys=slow) as client:
+            statuses = [client.get(path, headers=bearer(OPEN_ALL)).status_code for _ in range(2)]
+        assert statuses == [200, 429], path
+
+
+# -- what errors show ---------------------------------------------------------------------------------
+
+NAMES = ["..%2fprobe", "%252e%252e", "a%00b", "．．", "-", "a" * 5000, "x/../../etc/passwd", "%7Bname%7D"]
+BODIES = {
+    "json": [
+        {"images": ["http://127.0.0.1:9/a.png"]},
+        {"images": ["file:///etc/passwd"]},
+        {"images": [f"data:video/jpeg;base64,{','.join(['QUFB'] * 5000)}"]},
+        {"images": ["data:text/plain,hello"]},
+        {"input": "http://127.0.0.1:9/a.png"},
+        {"input": ["ftp://127.0.0.1:9/a.png"] * 3},
+        {"input": [[1, 2, 3]]},
+        {"images": ["QQ=="], "classes": ["\u0000", ""]},
+        {"images": ["QQ=="], "gallery": "/etc", "by": "heads"},
+        {"models": ["../zero"], "images": ["QQ=="]},
+    ],
+    "content": [b"", b"\xff", b"{", b"&".join([b"a=b"] * 200_000)[:150_000]],
+}
+TYPES = ["application/json", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "text/x"]
+LEAKS = re.compile(r"0x[0-9a-f]{6,}|/work|/home|/tmp|/usr|site-packages|dear\.[a-z]+\.|\.py\b|Traceback")
+
+
+def hostile_requests():
+    for name in NAMES:
+        yield "GET", f"/v1/models/{name}", {}
+        yield "POST", f"/v1/models/{name}/classify", {"files": [file(1)]}
+        yield "PUT", f"/v1/models/{name}/upload", {"content": b"x"}
+    for path in ("/v1/models/zero/classify", "/v1/classify", "/v1/embeddings", "/v1/models/roles/retrieve"):
+        for body in BODIES["json"]:
+            yield "POST", path, {"json": body}
+        for content in BODIES["content"]:
+            for kind in TYPES:
+                yield "POST", path, {"content": content, "headers": {"content-type": kind}}
+        yield "POST", path, {"files": [("files", ("../../etc/passwd", image_bytes(1, size=1)))]}
+        yield (
+            "POST",
+            path,
+            {"files": [("files", ("a.svg", b"<svg><image href='http://127.0.0.1:9/'/></svg>"))]},
+        )
+
+
+def test_hostile_requests_show_nothing_of_the_server_and_open_nothing(client):
+    connects: list[str] = []
+    armed = [True]
+
+    def audit(event: str, values: tuple) -> None:
+        if not armed[0]:
+            return
+        if event == "socket.connect" and ":9" in str(values) + ":" and "'127.0.0.1', 9" in str(values):
+            connects.append(str(values))
+        if event == "open" and "passwd" in str(values[0]):
+            connects.append(str(values))
+
+    sys.addaudithook(audit)
+    try:
+        for method, path, options in hostile_requests():
+            for key in (OPEN_ALL, MANAGE):
+                headers = {**options.get("headers", {}), **bearer(key)}
+                with suppress(ValueError):  # the client itself refuses an address
+                    reply = client.request(method, path, **{**options, "headers": headers})
+                    if reply.status_code >= 400:
+                        assert reply.status_code != 500, (method, path, options, reply.text)
+                        assert not LEAKS.search(reply.text), (path, reply.text)
+                        assert len(reply.content) < 2000
+    finally:
+        armed[0] = False
+    assert connects == []
+
+
+def test_a_broken_run_is_refused_without_the_place_of_its_files(runs):
+    (runs / "zero" / "config.json").write_text("{broken")
+    with client_of(runs, keys=keys()) as client:
+        reply = client.get("/v1/models/zero", headers=bearer(OPEN_ALL))
+        problems = client.get("/v1/management/problems", headers=bearer(MANAGE))
+    assert reply.status_code == 409
+    assert str(runs) not in reply.text + problems.text
+    assert "zero/config.json" in problems.text
+
+
+# -- uploads and galleries ----------------------------------------------------------------------------
+
+
+def test_an_upload_deletes_nothing_that_it_did_not_write(runs):
+    (runs / "zero" / "photos").mkdir()
+    (runs / "zero" / "photos" / "precious.txt").write_text("precious")
+    with client_of(runs, keys=keys()) as client:
+        reply = client.put("/v1/models/zero/upload", content=packed(runs / "coop"), headers=bearer(MANAGE))
+    assert (reply.status_code, "photos" in reply.text) == (409, True)
+    assert (runs / "zero" / "photos" / "precious.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize("change", ["classes", "directory", "safetensors"])
+def test_uploads_that_cannot_be_runs(runs, change):
+    if change == "classes":
+        config = json.loads((runs / "coop" / "config.json").read_text())
+        config["classes"][1] = config["classes"][0]
+        content = packed(runs / "coop", config_json=json.dumps(config).encode())
+    elif change == "safetensors":  # a header of 99 MB
+        content = packed(runs / "coop", adapter_safetensors=(99 * 2**20).to_bytes(8, "little") + b"{}")
+    else:
+        good = packed(runs / "coop")
+        end = good.rindex(b"PK\x05\x06")
+        content = good[: end + 12] + (2**20).to_bytes(4, "little") + good[end + 16 :]
+    with client_of(runs, keys=keys()) as client:
+        reply = client.put("/v1/models/new/upload", content=content, headers=bearer(MANAGE))
+    assert reply.status_code == 400, reply.text
+    assert not (runs / "new").exists()
+
+
+def test_two_unreadable_files_are_refused_alone(client, made_runs):
+    files = [file(1), *[("files", (f"{n}.jpg", b"these are words, no image at all " * 9)) for n in range(3)]]
+    reply = client.post("/v1/models/zero/classify", files=files, headers=bearer(OPEN_ALL))
+    assert reply.status_code == 200, reply.text
+    answers = reply.json()["answers"]
+    assert "classes" in answers[0]
+    assert all("text" in one["error"] for one in answers[1:])
+
+
+def test_a_gallery_that_requests_wait_for_is_never_canceled(tmp_path):
+    """Neither when the adapter's version changes nor when others fill the cache; the caller pays."""
+    clip, images, callers = tiny_clip(dtype=torch.float32), gallery(tmp_path), []
+
+    class Search:
+        def __init__(self, number: int, version: int) -> None:
+            self.key = (("features", number), version)
+
+        def job(self, pixels):
+            return pixels
+
+        def index(self, features):
+            return lambda name, query: features
+
+    async def compute(jobs, caller):
+        callers.append(caller)
+        await asyncio.sleep(0.2)
+        return [torch.zeros(2) for _ in jobs]
+
+    async def go():
+        galleries = Galleries({"stored": images}, clip.config.view, compute)
+        first = asyncio.create_task(galleries.index("stored", Search(0, 1), "victim"))
+        await asyncio.sleep(0.05)
+        others = [galleries.index("stored", Search(n, 2), "other") for n in range(40)]
+        await asyncio.gather(first, *others)
+        assert len(galleries._cached) <= 33
+
+    asyncio.run(asyncio.wait_for(go(), 60))
+    assert callers[0] == "victim"
+    assert set(callers[1:]) == {"other"}
