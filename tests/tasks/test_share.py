@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import warnings
 import zipfile
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -186,3 +187,24 @@ def test_a_cut_archive_is_refused(run, tmp_path, monkeypatch):
 def test_the_interval_is_exact():
     low, high = share_interval(8, 10, 0.95)  # published: Clopper and Pearson for 8 of 10
     assert (round(low, 4), round(high, 4)) == (0.4439, 0.9748)
+
+
+@pytest.mark.parametrize("kind", ["together", "many", "twice", "long"])
+def test_bundles_beyond_their_limits_are_refused_and_leave_nothing(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("dear.tasks.share.transfer.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("dear.tasks.share.transfer.MOST_BACKBONE_BYTES", 3_000_000)
+    names = {
+        "together": [f"backbone/{n}.bin" for n in range(4)],
+        "many": [f"backbone/{n}.bin" for n in range(101)],
+        "twice": ["backbone/a.bin", "backbone/a.bin"],
+        "long": [f"backbone/{'a' * 300}.bin"],
+    }[kind]
+    content = bytes(1_000_000 if kind == "together" else 10)
+    with warnings.catch_warnings(), zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        warnings.simplefilter("ignore")
+        for name in names:
+            archive.writestr(name, content)
+    with pytest.raises(RunError, match=r"a\.zip"):
+        local_run(tmp_path / "a.zip")
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]

@@ -29,7 +29,8 @@ from dear.utils.user_cache import cache_folder
 HUB = "hf://"
 BACKBONE, LOCK, CARD = "backbone", "versions.txt", "README.md"
 MOST_BYTES = 1 << 30  #: of a run's files
-MOST_BACKBONE_BYTES = 32 << 30
+MOST_BACKBONE_BYTES = 32 << 30  #: of a backbone, and of all files of a bundle together
+_MOST_MEMBERS = 100  # of a bundle
 _BACKBONE_FILES = (".json", ".safetensors", ".bin", ".pt", ".pth", ".model", ".txt")
 _PACKAGES = ("dear-vlm", "torch", "numpy", "pillow", "safetensors", "tokenizers")
 
@@ -163,6 +164,13 @@ def _unpack(path: Path, folder: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             members = [info for info in archive.infolist() if not info.is_dir()]
+            announced, free = sum(info.file_size for info in members), shutil.disk_usage(folder.parent).free
+            if len(members) > _MOST_MEMBERS or announced > min(MOST_BACKBONE_BYTES, free):
+                raise RunError(
+                    f"{path}: a bundle may have {_MOST_MEMBERS} files and {min(MOST_BACKBONE_BYTES, free):,} "
+                    f"bytes together here, got {len(members)} and {announced:,}"
+                )
+            remaining = MOST_BACKBONE_BYTES
             for info in members:
                 name = PurePosixPath(info.filename)
                 own = len(name.parts) == 1 and name.name in (*FILES, LOCK)
@@ -171,23 +179,23 @@ def _unpack(path: Path, folder: Path) -> None:
                 )
                 if not own and not weights:
                     raise RunError(f"{path}: holds {info.filename[:80]!r}, which is no part of a bundle")
-                most = MOST_BYTES if own else MOST_BACKBONE_BYTES
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                _copy(archive, info, target, most)
-    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+                remaining -= _copy(archive, info, target, min(MOST_BYTES, remaining) if own else remaining)
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
         raise RunError(f"{path}: is not an archive that dear bundle wrote ({error})") from error
 
 
-def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, most: int) -> None:
-    """One member, refused beyond `most` bytes: sizes in the archive's directory may lie."""
-    left = most
+def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, most: int) -> int:
+    """Unpack one member of at most `most` bytes (sizes in the directory may be wrong); returns its size."""
+    size = 0
     with archive.open(info) as packed, target.open("xb") as file:
-        while chunk := packed.read(min(1 << 22, left + 1)):
-            left -= len(chunk)
-            if left < 0:
-                raise RunError(f"{info.filename}: is larger than {most:,} bytes")
+        while chunk := packed.read(min(1 << 22, most - size + 1)):
+            size += len(chunk)
+            if size > most:
+                raise RunError(f"{info.filename[:80]}: must have at most {most:,} bytes")
             file.write(chunk)
+    return size
 
 
 def _run_files(folder: Path) -> list[str]:
