@@ -2,9 +2,11 @@
 
     python benchmarks/soak_serve.py --minutes 30 --clients 4 --rate 8 --first --csv soak.csv
 
-Four runs (two of DeAR, one zero-shot, one of DeAR on a corrected backbone) come, change and go. Every answer
-of the good key is compared with what its adapter says alone; it must belong to a version of the adapter that
-was in the folder around the request, and come within `--most-wait` seconds. Meanwhile three other keys send
+Four runs (two of DeAR, one zero-shot, one of DeAR on a corrected backbone) come, change and go. Two thirds of
+the requests of the good keys name classes: lists that come again, and lists that are new each second, which
+several clients then ask for at once. Every answer is compared with the adapter's own; it must belong to a
+version of the adapter that was in the folder around the request, and come within `--most-wait` seconds.
+Meanwhile three other keys send
 every hostile request that `tests/serve` knows (`measure/hostile_load.py`): JPEG files of many scans, bytes
 that stand for gigabytes of pixels, endless lists and headers, silent connections, floods of images and of new
 class names, damaged uploads; and decoding processes are killed. Prints one line per half minute and ends with
@@ -45,8 +47,20 @@ from dear.runs.folder import load_run
 from dear.tasks.speed import add_rows, machine
 
 _COUNTED = ("status 200", "status 404", "status 409", "put", "removed", "broken", "killed")
-GOOD, MANAGE, DRAIN = "the-good-key-0123456", "the-management-key-0123", 5.0
+GOOD = [f"the-good-key-number-{number}" for number in range(2)]
+MANAGE, DRAIN = "the-management-key-0123", 5.0
 BAD = [f"hostile-key-number-{number}" for number in range(3)]
+NAMES = [f"{color} {thing}" for color in ("torn", "old", "flat", "wet", "odd")
+         for thing in ("boat", "cup", "door", "tree", "shoe", "lamp", "horse", "bridge", "apple", "chair",
+                       "clock", "drum", "fence", "glove", "hat", "kite", "ladder", "nail", "oven", "pear",
+                       "quilt", "rope", "spoon", "tent")]  # fmt: skip
+SIZES = (3, 17, 33, 101)  # of the lists of classes that requests name
+
+
+def class_list(chance: random.Random) -> tuple[str, ...]:
+    """Classes to name in a request; every other list adds to the adapter's own."""
+    names = chance.sample(NAMES, chance.choice(SIZES))
+    return (f"+{names[0]}" if chance.random() < 0.5 else names[0], *names[1:])
 
 
 class Soak:
@@ -62,7 +76,8 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.files = jpegs(4, 160, 120)
-        self.expected: dict[str, torch.Tensor] = {}  # kind of run -> probabilities [files, C]
+        #: kind of run -> logits [files, C] of its own classes and of NAMES; a list's are some of the columns
+        self.expected: dict[str, torch.Tensor] = {}
         self.present: dict[str, list[tuple[float, float, str]]] = {}  # adapter -> (from, to, kind)
         clip = dear.load("mini")
         size, pixels = clip.config.view, []
@@ -82,7 +97,9 @@ class Soak:
                 method=method, backbone=backbone, shots=1, epochs=1, seed=number, calibrate=False
             )
             fitted.fit("world:vehicles").save(self.store / kind)
-            self.expected[kind] = load_run(self.store / kind, clip).logits(views).softmax(-1)
+            run = load_run(self.store / kind, clip)
+            self.classes = list(run.classes)
+            self.expected[kind] = run.with_classes((*self.classes, *NAMES)).logits(views)
         assert load_run(self.store / "d", clip).clip.correction is not None
 
     def put(self, name: str, kind: str) -> None:
@@ -127,25 +144,31 @@ class Soak:
     def ask(self, address: str, seed: int, pause: float = 0.0) -> None:
         """A well-behaved client; adapters called `still` must always answer."""
         chance = random.Random(seed)
-        own = {"Authorization": f"Bearer {GOOD}"}
+        own = {"Authorization": f"Bearer {GOOD[seed % len(GOOD)]}"}
+        names = ["still-a", "still-c", "still-d", *(f"moving-{n}" for n in range(6))]
         with httpx.Client(base_url=address, timeout=120, headers=own) as client:
             while not self.stop.wait(pause):
-                name = chance.choice(["still-a", "still-c", "still-d", *(f"moving-{n}" for n in range(6))])
                 place, began = chance.randrange(len(self.files)), time.monotonic()
+                kind = chance.choice(("own", "old", "new"))
+                same = random.Random(int(began) if kind == "new" else chance.randrange(8))
+                name = (same if kind == "new" else chance).choice(names)
+                classes = () if kind == "own" else class_list(same)
+                data = {"top": "200", **({"classes": ",".join(classes)} if classes else {})}
+                self.counts[f"{kind} classes"] += 1
                 files = [("files", ("a.jpg", self.files[place]))]
                 if self.stop.is_set():
                     return
                 try:
-                    reply = client.post(f"/v1/models/{name}/classify", files=files, data={"top": "12"})
+                    reply = client.post(f"/v1/models/{name}/classify", files=files, data=data)
                 except httpx.TransportError as error:
                     if not self.stop.is_set():
                         self.note(f"lost: {error!r}")
                     continue
                 ended = time.monotonic()
                 self.waits.append((ended - began, began, ended, reply.headers.get("server-timing", "")))
-                self.judge(name, place, began, reply)
+                self.judge(name, classes, place, began, reply)
 
-    def judge(self, name: str, place: int, began: float, reply: Any) -> None:
+    def judge(self, name: str, classes: tuple[str, ...], place: int, began: float, reply: Any) -> None:
         """Compare an answer with every run that the name stood for meanwhile."""
         self.counts[f"status {reply.status_code}"] += 1
         if reply.status_code == 503 and self.stop.is_set():  # cut off by the drain limit
@@ -157,13 +180,16 @@ class Soak:
         got = {one["name"]: one["probability"] for one in reply.json()["answers"][0]["classes"]}
         with self.lock:  # the service looks at the folder every two seconds, and may be late under load
             kinds = {k for since, to, k in self.present[name] if to > began - 30 and since < time.monotonic()}
-        names = sorted(got)
+        own = not classes or classes[0].startswith("+")
+        wanted = [*(self.classes if own else ()), *(one.removeprefix("+") for one in classes)]
+        columns = [[*self.classes, *NAMES].index(one) for one in wanted]
         for kind in kinds:
-            want = self.expected[kind][place]
-            order = sorted(zip(self.classes, want.tolist(), strict=True))
-            if all(abs(got[n] - p) < 1e-4 for n, p in order) and names == [n for n, _ in order]:
+            row = self.expected[kind][place, columns].softmax(-1).tolist()
+            if sorted(got) == sorted(wanted) and all(
+                abs(got[one] - p) < 1e-4 for one, p in zip(wanted, row, strict=True)
+            ):
                 return
-        self.note(f"{name}: a wrong answer: {got}")
+        self.note(f"{name} on {classes[:3]}… ({len(classes)}): a wrong answer: {str(got)[:500]}")
 
     def kill_decoders(self, pid: int) -> None:
         """Kill a decoding process of the service now and then, as a system short of memory does."""
@@ -178,12 +204,6 @@ class Soak:
         """Keep what went wrong."""
         self.wrong.append(sentence)
         print("WRONG", sentence, flush=True)
-
-    @property
-    def classes(self) -> list[str]:
-        """Class names of the runs."""
-        config = json.loads((self.store / "a" / "config.json").read_text(encoding="utf-8"))
-        return list(config["classes"])
 
 
 def resident(pid: int) -> float:
@@ -276,8 +296,9 @@ def main() -> None:
         for kind in "acd":
             soak.put(f"still-{kind}", kind)
         (soak.folder / "photos").mkdir()  # no run: no upload may take its place
-        names = [(GOOD, "good"), *((key, f"hostile {n}") for n, key in enumerate(BAD))]
-        entries = [{"key": key, "models": ["*"], "name": title} for key, title in names]
+        titles = {key: f"good {n}" for n, key in enumerate(GOOD)}
+        titles |= {key: f"hostile {n}" for n, key in enumerate(BAD)}
+        entries = [{"key": key, "models": ["*"], "name": title} for key, title in titles.items()]
         keys = Path(name) / "keys.json"
         keys.write_text(json.dumps({"keys": entries, "management": MANAGE}))
         command = [sys.executable, "-c", "from dear.cli import main; main()", "serve", str(soak.folder),
