@@ -12,7 +12,7 @@ from dear.cli import build_app
 from dear.data.open import open_data
 from dear.errors import DearError
 from dear.tasks.adapt import adapt
-from dear.tasks.drift import compare, two_sample
+from dear.tasks.drift import compare, find_far, two_sample
 
 
 def gaussian(count: int, shift: float = 0.0, seed: int = 0) -> torch.Tensor:
@@ -38,6 +38,16 @@ def test_the_test_keeps_its_level_and_sees_a_shift() -> None:
     assert two_sample(gaussian(60), gaussian(60, shift=0.8, seed=1)) < 0.01
 
 
+def test_the_number_of_far_images_keeps_its_level_with_few_training_images() -> None:
+    rng = np.random.default_rng(0)
+    p_values = [
+        find_far(torch.from_numpy(rng.normal(size=40)), torch.from_numpy(rng.normal(size=200)))[1]
+        for _ in range(1000)
+    ]
+    for level in (0.01, 0.05, 0.2):
+        assert np.mean(np.array(p_values) <= level) <= level + 0.015  # a binomial test: 0.25 at level 0.01
+
+
 def test_far_images_are_named() -> None:
     reference = Reference.of(gaussian(200, shift=1.0), torch.zeros(200, dtype=torch.long))
     new = torch.cat([gaussian(60, shift=1.0, seed=2), -gaussian(20, shift=1.0, seed=3)])
@@ -45,6 +55,10 @@ def test_far_images_are_named() -> None:
     found = compare(reference, new, names, ["a"] * 60 + ["b"] * 20)
     assert found.drifted
     assert found.classes[0].name == "b"
+    frame = found.to_frame()
+    assert len(frame) == 80
+    assert frame["far"].mean() == pytest.approx(found.far)
+    assert found.verdict in found._repr_html_()
     assert {int(name.removesuffix(".jpg")) >= 60 for name in found.examples} == {True}
     assert not compare(reference, gaussian(80, shift=1.0, seed=5), names, ["a"] * 80).drifted
 

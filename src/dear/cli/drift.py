@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from typer import Argument
+from typer import Argument, Option
 
 from dear.cli.options import Device, Json, OwnBackbone, Run, Threads
 from dear.cli.printing import echo, print_json, stages
@@ -14,22 +14,23 @@ def drift(
     run: Run,
     images: Annotated[list[str], Argument(help="New images: files, folders or patterns; no labels.")],
     backbone: OwnBackbone = None,
+    out: Annotated[str | None, Option("--out", "-o", help="Write a page with the farthest images.")] = None,
     device: Device = "auto",
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Say whether new images still look like the training images of a run.
+    """Report whether new images still resemble the training images of a run.
 
-    An image is far when it is less like the training images than 95% of these are like each other; if nothing
-    changed, 5% of new images are far. A two-sample test says whether the features as a whole differ. Labels
-    are not needed, at least ten images are. The exit status is 0 whether they drifted or not; see `--json`.
+    An image is far when it is farther from the training images than 95% of these are from each other; if
+    nothing changed, about 5% of new images are far. A two-sample test compares the features as a whole.
+    Labels are not needed; at least ten images are. The exit status is 0 either way; see `--json`.
 
     Example: `dear drift run photos-of-this-week/`
     """
     from dear.tasks.drift import drift as compare
 
     with stages() as progress:
-        found = compare(run, images, backbone=backbone, device=device, progress=progress)
+        found = compare(run, images, out=out, backbone=backbone, device=device, progress=progress)
     if as_json:
         print_json(found.report())
         return
@@ -37,7 +38,7 @@ def drift(
     counts = f"{found.images} new and {found.reference} training images"
     echo(f"two-sample test of {counts}: p = {found.p:.3f}")
     for each in found.classes[:10]:
-        echo(f"  answered {each.name}: {each.images} images, {each.far:.1%} far")
+        echo(f"  predicted {each.name}: {each.images} images, {each.far:.1%} far")
     echo("farthest from the training images:")
     for name in found.examples:
         echo(f"  {name}")

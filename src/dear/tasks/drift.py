@@ -1,40 +1,46 @@
-"""Do new images still look like those a run was trained on? `dear drift`.
+"""`dear drift`: do new images still resemble the training images of a run?
 
-Per image: is it nearer to the training images than the farthest twentieth of these are to each other? If
-nothing changed, 5% of new images are not. For all images together: do their features have the same
+Per image: is it farther from the training images than all but a twentieth of these are from each other? If
+nothing changed, about 5% of new images are. For all images together: do their features have the same
 distribution (kernel two-sample test with permutations)?
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
-from scipy.stats import binomtest
+from scipy.stats import betabinom
 from torch import Tensor
 
 from dear.calibration.reference import Reference
 from dear.errors import UsageError
 from dear.images.names import find_images
+from dear.images.open import open_image
+from dear.report.page import Table, Thumbnail, percent, render, thumbnail
 from dear.runs.images import training_images
 from dear.runs.model import Model
-from dear.utils.files import PathLike
+from dear.utils.files import PathLike, write_atomic
 from dear.utils.progress import Progress
 
-FAR = 0.05  #: share of training images that are called far from the others
+if TYPE_CHECKING:
+    import pandas as pd
+
+FAR = 0.05  #: share of training images that count as far from the others
 PERMUTATIONS = 500
 MOST_IMAGES = 1000  #: of each side in the two-sample test
-ALARM = 0.01  #: p-value of the two-sample test
+ALARM = 0.01  #: p-value of an alarm
 EXAMPLES = 8
-LEAST_IMAGES = 10
+MIN_IMAGES = 10
 
 
 @dataclass(frozen=True)
 class ClassDrift:
-    """Images that are answered with one class."""
+    """Images with the same predicted class."""
 
     name: str
     images: int
@@ -43,20 +49,22 @@ class ClassDrift:
 
 @dataclass(frozen=True)
 class Drift:
-    """What new images look like beside the training images."""
+    """New images compared with the training images."""
 
     images: int
     reference: int  #: training images they are compared with
-    far: float  #: share of new images that is far; `FAR` where nothing changed
-    far_p: float  #: p-value of that share (binomial test)
+    far: float  #: share of new images that is far; about `FAR` where nothing changed
+    far_p: float  #: p-value of that share (`find_far`)
     p: float  #: p-value of the two-sample test
-    classes: tuple[ClassDrift, ...]  #: most images far from training first
+    classes: tuple[ClassDrift, ...]  #: most far images first
     examples: tuple[str, ...]  #: the images that are farthest
     unreadable: tuple[str, ...] = ()
+    #: (file, predicted class, nearness, whether it is far) of every new image
+    rows: tuple[tuple[str, str, float, bool], ...] = field(default=(), repr=False)
 
     @property
     def drifted(self) -> bool:
-        """Whether the new images are others than the training images."""
+        """Whether the new images differ from the training images."""
         return self.p < ALARM and self.far_p < ALARM
 
     @property
@@ -64,10 +72,35 @@ class Drift:
         """The result in one sentence."""
         share = f"{self.far:.1%} of the new images are far from all training images ({FAR:.0%} are expected)"
         if self.drifted:
-            return f"The new images look different from the training images: {share}. Answers may be worse."
+            return f"The new images differ from the training images: {share}. Expect more wrong answers."
         if self.p < ALARM:
-            return f"The new images are a different mixture, but each looks like training images: {share}."
-        return f"The new images look like the training images: {share}."
+            return f"The mixture of images changed, but each resembles training images: {share}."
+        return f"The new images resemble the training images: {share}."
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per new image: file, predicted class, nearness to the training images, whether it is far."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.rows), columns=["image", "class", "nearness", "far"])
+
+    def table(self) -> Table:
+        """One row per predicted class."""
+        rows = tuple((one.name, str(one.images), percent(one.far)) for one in self.classes[:20])
+        return Table(("predicted class", "images", "far from all training images"), rows)
+
+    def write_page(self, path: PathLike) -> None:
+        """Write a page with the verdict, the classes and the farthest images."""
+        shown = [Thumbnail(thumbnail(open_image(name)), name, (("soft", name),)) for name in self.examples]
+        notes = {
+            "images": f"{self.images} new, {self.reference} training images",
+            "two-sample test": f"p = {self.p:.3f}",
+            "share of far images": f"p = {self.far_p:.3f}",
+        }
+        write_atomic(path, render("drift.html", title="Drift", drift=self, images=shown, notes=notes))
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return render("summary.html", verdict=self.verdict, tables=[self.table()])
 
     def report(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -91,30 +124,46 @@ def drift(
     images: Sequence[PathLike],
     *,
     backbone: Any = None,
+    out: PathLike | None = None,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> Drift:
-    """Compare new images (files, folders or patterns, without labels) with the training images of a run.
+    """Compare new images with the training images of a run; labels are not needed.
+
+    Args:
+        run: run folder or model.
+        images: files, folders or patterns, at least ten images.
+        backbone: for a run whose backbone moved.
+        out: where to write a page; None: nowhere.
+        device: "auto", "cpu", "cuda", …
+        progress: called with (stage, done, total).
 
     Raises:
-        UsageError: there are fewer than ten images, or the training images are not known any more.
+        UsageError: there are fewer than ten images, or the run does not name its training images.
+
+    Example:
+        >>> drift("run", ["photos-of-this-week/"]).drifted      # doctest: +SKIP
+        False
     """
     model = Model.of(run, backbone, device)
     files = find_images([os.fspath(each) for each in images])
-    if len(files) < LEAST_IMAGES:
-        raise UsageError(f"{len(files)} images say nothing about a change; give at least {LEAST_IMAGES}")
+    if len(files) < MIN_IMAGES:
+        raise UsageError(f"drift needs at least {MIN_IMAGES} images, got {len(files)}")
     reference = reference_of(model, progress)
     answers = model.answers(files, top=1, unreadable="skip", progress=progress)
     good = [answer for answer in answers if answer.error is None]
-    if len(good) < LEAST_IMAGES:
+    if len(good) < MIN_IMAGES:
         raise UsageError(
-            f"{len(good)} of {len(files)} images can be read; at least {LEAST_IMAGES} are needed"
+            f"drift needs at least {MIN_IMAGES} readable images, got {len(good)} of {len(files)}"
         )
     readable = [answer.image for answer in good]
     features = model.features(readable, progress=progress)
     problems = tuple(answer.error for answer in answers if answer.error is not None)
     likeliest = [answer.classes[0][0] for answer in good]
-    return compare(reference, features, readable, likeliest, unreadable=problems)
+    result = compare(reference, features, readable, likeliest, unreadable=problems)
+    if out is not None:
+        result.write_page(out)
+    return result
 
 
 def compare(
@@ -125,26 +174,43 @@ def compare(
     seed: int = 1,
     unreadable: tuple[str, ...] = (),
 ) -> Drift:
-    """Features [n, E] of new images beside those of the training images."""
+    """Compare features [n, E] of new images with those of the training images."""
     nearness = reference.nearness(features)
-    limit = reference.own_nearness.quantile(FAR)
-    far = nearness < limit
-    count = int(far.sum())
+    far, far_p = find_far(reference.own_nearness, nearness)
     by_class: dict[str, list[bool]] = {}
     for name, each in zip(answers, far.tolist(), strict=True):
         by_class.setdefault(name, []).append(each)
-    rows = [ClassDrift(name, len(own), sum(own) / len(own)) for name, own in by_class.items()]
+    rows = [ClassDrift(name, len(each), sum(each) / len(each)) for name, each in by_class.items()]
     order = nearness.argsort()[:EXAMPLES].tolist()
     return Drift(
         images=len(features),
         reference=len(reference.labels),
-        far=count / len(features),
-        far_p=float(binomtest(count, len(features), FAR, alternative="greater").pvalue),
+        far=float(far.double().mean()),
+        far_p=far_p,
         p=two_sample(reference.features.float(), features.float(), seed),
         classes=tuple(sorted(rows, key=lambda row: (-row.far * row.images, row.name))),
         examples=tuple(files[index] for index in order),
         unreadable=unreadable,
+        rows=tuple(zip(files, answers, nearness.tolist(), far.tolist(), strict=True)),
     )
+
+
+def find_far(training: Tensor, new: Tensor) -> tuple[Tensor, float]:
+    """Which of m new images are far, bool [m], and the p-value of their number.
+
+    `training` [n] and `new` [m] are the nearness of images to the training images. An image is far where its
+    nearness is below the k-th smallest of the training images, k = `FAR` (n + 1). That limit is itself drawn
+    at random: if nothing changed, the number of far images has a beta-binomial distribution (m; k, n + 1 - k),
+    which is wider than a binomial one.
+
+    >>> far, p = find_far(torch.arange(99.0), torch.tensor([1.0, 3.0, 50.0, 70.0]))
+    >>> far.tolist(), round(p, 3)
+    ([True, True, False, False], 0.019)
+    """
+    count = len(training)
+    rank = max(1, math.floor(FAR * (count + 1) + 1e-9))
+    far = new < training.sort().values[rank - 1]
+    return far, float(betabinom.sf(int(far.sum()) - 1, len(new), rank, count + 1 - rank))
 
 
 def two_sample(first: Tensor, second: Tensor, seed: int = 1, permutations: int = PERMUTATIONS) -> float:
@@ -174,10 +240,10 @@ def two_sample(first: Tensor, second: Tensor, seed: int = 1, permutations: int =
 
 
 def reference_of(model: Model, progress: Progress | None = None) -> Reference:
-    """The features of the run's training images: those it keeps, or computed from its images again."""
+    """Features of the run's training images: those stored in the run, or computed from its images."""
     if model.reference is not None:
         return model.reference
     if model.path is None or model.spec is None:
-        raise UsageError("this model was not read from a run folder, so its training images are not known")
+        raise UsageError("the model has no run folder, so its training images are not known")
     images = training_images(model.spec)
     return Reference.of(model.features(images, progress=progress), images.labels)
