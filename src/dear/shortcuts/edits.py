@@ -16,9 +16,19 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from dear.errors import UsageError
 from dear.shortcuts.marks import Mask
-from dear.shortcuts.properties import FINE, Floats, blockiness, laplacian, properties_of, property_place
+from dear.shortcuts.properties import (
+    FINE,
+    SIDE,
+    Floats,
+    blockiness,
+    corner_region,
+    laplacian,
+    properties_of,
+    property_place,
+)
 
 EDGE_SHARE = 0.08  #: of a side, for edges that go from image to image
+_SHADES = (-0.6, -0.4, -0.2, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # relative darkness of corners
 _QUALITIES = (75, 50, 35, 25, 20, 15, 10, 6)
 _RADII = (0.002, 0.004, 0.007, 0.01, 0.015, 0.02, 0.03, 0.045)  # of the short side
 
@@ -45,8 +55,12 @@ def transfer(
         width = round(EDGE_SHARE * FINE)
         ring[width:-width, width:-width] = False
         return _pasted(image, donor, ring, grow=False)
+    if kind == "mark" and name is not None and name.startswith("spot "):
+        region = np.zeros((FINE, FINE), dtype=bool)
+        region[corner_region(name.removeprefix("spot "), FINE)] = True
+        return _pasted(image, donor, region, grow=False)
     if kind == "mark":
-        raise UsageError("a mark can only be given to another image when its place is known")
+        raise UsageError("a mark can be transferred only where its place is known")
     if kind not in _TRANSFER:
         raise UsageError(f"no edit of images is called {kind!r}; there are {', '.join(sorted(_RANDOM))}")
     return _TRANSFER[kind](image, donor, name or kind)
@@ -93,6 +107,8 @@ def _saturation(image: Image.Image, donor: Image.Image, name: str) -> Image.Imag
 
 
 def _cast(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
+    if name.endswith("tint"):
+        return _tint(image, donor)
     names = ("red", "blue") if name == "cast" else (name,)
     pixels = np.asarray(image, dtype=np.float64).copy()
     for each in names:  # the other two colors give way, so that brightness stays
@@ -100,6 +116,34 @@ def _cast(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
         pixels[..., channel] += step
         pixels[..., [part for part in range(3) if part != channel]] -= step / 2
     return _image(pixels)
+
+
+def _tint(image: Image.Image, donor: Image.Image) -> Image.Image:
+    """The image with the donor's tint in blacks and whites, at the brightness it has."""
+    (low, high), (wanted_low, wanted_high) = _levels(image), _levels(donor)
+    low_to = low.mean() + wanted_low - wanted_low.mean()
+    high_to = high.mean() + wanted_high - wanted_high.mean()
+    pixels = np.asarray(image, dtype=np.float64)
+    return _image(low_to + (pixels - low) * (high_to - low_to) / np.maximum(high - low, 1.0))
+
+
+def _levels(image: Image.Image) -> tuple[Floats, Floats]:
+    """First and last percentile of each color, [3]."""
+    low, high = np.percentile(np.asarray(image.resize((SIDE, SIDE))).reshape(-1, 3), (1, 99), axis=0)
+    return low, high
+
+
+def _vignette(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
+    wanted = _value(donor, "vignette")
+    candidates = (image, *(shaded(image, strength) for strength in _SHADES))
+    return min(candidates, key=lambda each: abs(_value(each, "vignette") - wanted))
+
+
+def shaded(image: Image.Image, strength: float) -> Image.Image:
+    """The image with corners that are darker by a share `strength`, brighter if it is negative."""
+    y, x = (np.linspace(-1, 1, size) ** 2 for size in (image.height, image.width))
+    gain = 1 - strength * (y[:, None] + x[None, :]) / 2
+    return _image(np.asarray(image, dtype=np.float64) * gain[..., None])
 
 
 def _sharpness(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
@@ -203,6 +247,7 @@ _RANDOM: dict[str, Callable[[Image.Image, random.Random], Image.Image]] = {
     "cast": lambda image, rng: _image(
         np.asarray(image, dtype=np.float64) + [rng.uniform(-50, 50) for _ in range(3)]
     ),
+    "vignette": lambda image, rng: shaded(image, rng.uniform(-0.4, 0.7)),
     "sharpness": lambda image, rng: image.filter(
         ImageFilter.GaussianBlur(rng.uniform(0.005, 0.03) * min(image.size))
     ),
@@ -218,6 +263,7 @@ _TRANSFER: dict[str, Callable[[Image.Image, Image.Image, str], Image.Image]] = {
     "contrast": _contrast,
     "saturation": _saturation,
     "cast": _cast,
+    "vignette": _vignette,
     "sharpness": _sharpness,
     "compression": _compression,
     "size": _size,

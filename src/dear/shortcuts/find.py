@@ -16,22 +16,25 @@ from scipy.stats import rankdata
 
 from dear.errors import UsageError
 from dear.shortcuts.marks import Mark, Mask, common_patch, fixed_marks
-from dear.shortcuts.properties import PROPERTIES, Floats, Measured, Property, property_place
+from dear.shortcuts.properties import CORNERS, PROPERTIES, Floats, Measured, Property, property_place
 
 LIMIT = 0.95  #: minimum score of a finding
 ENOUGH = 16  #: images of the class; with fewer, chance reaches high scores and the limit rises
 FEWEST = 8  #: classes with fewer images are not scored
 FEW_CLASSES, FEW_LIMIT = 5, 0.98  #: with fewer classes, the other images are not varied enough
 TIED = 0.96  #: scores from here on count as equal: one edit moves several properties
-NEAR = 0.85  #: minimum score of the closest property below the limit, to be worth mentioning
+NEAR = 0.1  #: distance from its limit at which the closest property below it is mentioned
 
+_LIMITS = {each.name: each.limit for each in PROPERTIES}
 FILE_SIZE = Property("bytes per pixel", "strongly compressed", "weakly compressed")
 
 #: which of several findings with equal scores says most about what was done
 _ORDER = (
     "mark", "brightness", "brightest pixels", "saturation", "blocks", "sharpness", "aspect", "width",
-    "contrast", "red", "blue", "darkest pixels", "edge spread", "edge brightness", "edge red", "edge green",
-    "edge blue", "format", "camera", "JPEG tables", "bytes per pixel",
+    "contrast", "black tint", "green black tint", "green gray tint", "white tint", "red", "blue",
+    "darkest pixels", "vignette", "edge spread", "edge brightness", "edge red", "edge green", "edge blue",
+    "brightest corner", "darkest corner", *(f"spot {name}" for name in CORNERS),
+    "format", "camera", "JPEG tables", "bytes per pixel",
 )  # fmt: skip
 
 
@@ -82,7 +85,7 @@ class Search:
     """Properties that separate classes from all others, and the one that comes closest to the limit."""
 
     shortcuts: tuple[Shortcut, ...]  #: one per class, the highest score first
-    closest: Shortcut | None = None  #: below the limit, of the other classes; None: no score above `NEAR`
+    closest: Shortcut | None = None  #: of the other classes; None: none comes within `NEAR` of its limit
     closest_limit: float = LIMIT  #: the score it would need
 
 
@@ -114,14 +117,17 @@ def search_properties(
     marks = fixed_marks(measured.small, numbers_of_labels, len(classes))
     found, below = list[Shortcut](), list[tuple[float, Shortcut, float]]()
     for label, name in enumerate(classes):
-        needed = limit_for(int(counts[label]), present, limit)
-        if needed > 1:
+        if counts[label] < FEWEST:
             continue
+
+        def required(one: Shortcut, count: int = int(counts[label])) -> float:
+            return limit_for(count, present, min(limit, _LIMITS.get(one.name, limit)))
+
         member, mark = numbers_of_labels == label, marks[label]
         scored = _numeric_scores(numbers, ranks, member, label, name)
         scored += _fact_scores(measured, member, label, name)
         scored += [] if mark is None else [_mark(mark, label, name)]
-        above = [one for one in scored if one.score >= needed]
+        above = [one for one in scored if one.score >= required(one)]
         if not any(one.name == "mark" for one in above):
             patch = common_patch(measured.small, member)
             above += [] if patch is None else [_mark(patch, label, name)]
@@ -129,10 +135,10 @@ def search_properties(
             first, *others = sorted(above, key=_rank)
             found.append(replace(first, also=tuple(other.name for other in others)))
         else:
-            nearest = max((one for one in scored if one.kind), key=lambda one: one.score)
-            below.append((needed - nearest.score, nearest, needed))
-    _, closest, needed = min(below, key=lambda one: one[0], default=(0.0, None, limit))
-    if closest is not None and closest.score < NEAR:
+            nearest = min((one for one in scored if one.kind), key=lambda one: required(one) - one.score)
+            below.append((required(nearest) - nearest.score, nearest, required(nearest)))
+    gap, closest, needed = min(below, key=lambda one: one[0], default=(0.0, None, limit))
+    if gap > NEAR:
         closest = None
     return Search(tuple(sorted(found, key=lambda one: -one.score)), closest, needed)
 

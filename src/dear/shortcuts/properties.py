@@ -24,7 +24,9 @@ Floats = NDArray[np.float64]
 SIDE, FINE, EDGE = 128, 256, 4  #: pixels
 BLOCK = 8  #: pixels of a JPEG block
 _BATCH = 64
-_NATIVE = 1024  #: blocks are looked for in at most this many rows and columns
+_NATIVE = 1024  #: blocks are measured in at most this many rows and columns
+CORNERS = ("top left", "top right", "bottom left", "bottom right")
+_RADIUS_VECTORS = (np.mgrid[:SIDE, :SIDE] - (SIDE - 1) / 2) / (SIDE / 2)  # [2, SIDE, SIDE]: y, x
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Property:
     low: str  #: what an image with a low value is called, and with a high one
     high: str
     edit: str = ""  #: which edit changes it (`dear.shortcuts.edits`); empty: none, as a model does not see it
+    limit: float = 0.95  #: minimum score of a finding; lower where classes of photos hardly differ by nature
 
 
 PROPERTIES: tuple[Property, ...] = (
@@ -45,12 +48,25 @@ PROPERTIES: tuple[Property, ...] = (
     Property("saturation", "gray", "colorful", "saturation"),
     Property("red", "without red", "reddish", "cast"),
     Property("blue", "without blue", "bluish", "cast"),
+    Property("black tint", "with bluish blacks", "with reddish blacks", "cast", 0.90),
+    Property("green black tint", "with purple blacks", "with greenish blacks", "cast", 0.90),
+    Property("white tint", "with bluish whites", "with yellowish whites", "cast", 0.93),
+    Property("green gray tint", "with purple grays", "with greenish grays", "cast", 0.90),
+    Property("vignette", "darker toward the corners", "brighter toward the corners", "vignette", 0.88),
     Property("sharpness", "blurred", "sharp", "sharpness"),
     Property("edge red", "with an edge low in red", "with an edge high in red", "edge"),
     Property("edge green", "with an edge low in green", "with an edge high in green", "edge"),
     Property("edge blue", "with an edge low in blue", "with an edge high in blue", "edge"),
     Property("edge brightness", "with a dark edge", "with a bright edge", "edge"),
     Property("edge spread", "with an edge of one color", "with a varied edge", "edge"),
+    Property("brightest corner", "with black corners", "with a bright corner", "edge"),
+    Property("darkest corner", "with a dark corner", "with white corners", "edge"),
+    *(
+        Property(
+            f"spot {name}", f"without color at the {name}", f"with a colored spot at the {name}", "mark", 0.90
+        )
+        for name in CORNERS
+    ),
     Property("blocks", "without compression blocks", "with compression blocks", "compression"),
     Property("width", "small", "large", "size"),
     Property("aspect", "tall", "wide", "aspect"),
@@ -124,6 +140,7 @@ def properties_of(image: Image.Image) -> Floats:
     light = pixels.mean(axis=2)
     edge = edge_pixels(pixels)
     low, high = np.percentile(light, (1, 99))
+    fine = _resized(image, FINE)
     return np.array(
         (
             light.mean(),
@@ -133,10 +150,14 @@ def properties_of(image: Image.Image) -> Floats:
             (pixels.max(axis=2) - pixels.min(axis=2)).mean(),
             pixels[..., 0].mean() - light.mean(),
             pixels[..., 2].mean() - light.mean(),
-            np.log(laplacian(_resized(image, FINE).mean(axis=2)).var() + 1e-3),
+            *tints(pixels),
+            vignette(light),
+            np.log(laplacian(fine.mean(axis=2)).var() + 1e-3),
             *edge.mean(axis=0),
             edge.mean(),
             edge.std(axis=0).mean(),
+            *corner_extremes(image),
+            *spots(fine),
             blockiness(image),
             image.width,
             image.width / image.height,
@@ -156,6 +177,63 @@ def edge_pixels(pixels: Floats) -> Floats:
     inner = np.zeros(pixels.shape[:2], dtype=bool)
     inner[EDGE:-EDGE, EDGE:-EDGE] = True
     return pixels[~inner]
+
+
+def tints(pixels: Floats) -> tuple[float, float, float, float]:
+    """Color of what is usually neutral in an image [h, w, 3], in gray levels.
+
+    Red minus blue of the darkest pixels, green minus the mean of both of the darkest pixels, red minus blue of
+    the brightest ones, green minus both of the least colorful tenth. Photos of any subject have some nearly
+    neutral blacks, whites and grays, so these hardly depend on the class.
+    """
+    channels = np.sort(pixels.reshape(-1, 3), axis=0)
+    count = len(channels)
+    dark, bright = channels[count // 100], channels[-1 - count // 100]
+    spread = pixels.max(axis=2) - pixels.min(axis=2)
+    neutral = pixels[spread <= np.quantile(spread, 0.1)].mean(axis=0)
+    return (
+        float(dark[0] - dark[2]),
+        float(dark[1] - (dark[0] + dark[2]) / 2),
+        float(bright[0] - bright[2]),
+        float(neutral[1] - (neutral[0] + neutral[2]) / 2),
+    )
+
+
+def vignette(light: Floats) -> float:
+    """Mean radial slope of the logarithm of light [n, n] in the smooth outer parts; negative: dark corners.
+
+    Without a vignette, smooth surfaces become brighter outward as often as darker.
+    """
+    logarithm = np.log(light + 8.0)
+    down, right = np.gradient(logarithm)
+    y, x = _RADIUS_VECTORS
+    radius = np.hypot(x, y)
+    smooth = (radius**2 > 0.5) & (np.hypot(down, right) < 0.05) & (light > 10)
+    if smooth.sum() < 30:
+        return 0.0
+    return float(((right * x + down * y) / radius)[smooth].mean())
+
+
+def corner_extremes(image: Image.Image) -> tuple[float, float]:
+    """Brightest and darkest color value (0 to 255) among the outermost pixels of the four corners."""
+    pixels = np.asarray(image)
+    side = max(1, round(0.012 * min(image.size)))
+    rows, columns = (np.r_[:side, size - side : size] for size in pixels.shape[:2])
+    corners = pixels[np.ix_(rows, columns)]
+    return float(corners.max()), float(corners.min())
+
+
+def spots(fine: Floats) -> tuple[float, ...]:
+    """Largest spread of the three colors in each corner of an image [n, n, 3], in the order of `CORNERS`."""
+    spread = fine.max(axis=2) - fine.min(axis=2)
+    return tuple(float(spread[corner_region(name, len(fine))].max()) for name in CORNERS)
+
+
+def corner_region(name: str, side: int) -> tuple[slice, slice]:
+    """The corner of a square image that `spots` examines: an eighth of its height, a quarter of its width."""
+    high, wide = side // 8, side // 4
+    rows = slice(high) if name.startswith("top") else slice(side - high, side)
+    return rows, slice(wide) if name.endswith("left") else slice(side - wide, side)
 
 
 def laplacian(light: Floats) -> Floats:

@@ -78,7 +78,7 @@ class Drift:
         return f"The new images resemble the training images: {share}."
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per new image: file, predicted class, nearness to the training images, whether it is far."""
+        """One row per new image: file, predicted class, nearness to training images, whether it is far."""
         import pandas as pd
 
         return pd.DataFrame(list(self.rows), columns=["image", "class", "nearness", "far"])
@@ -200,12 +200,12 @@ def find_far(training: Tensor, new: Tensor) -> tuple[Tensor, float]:
 
     `training` [n] and `new` [m] are the nearness of images to the training images. An image is far where its
     nearness is below the k-th smallest of the training images, k = `FAR` (n + 1). That limit is itself drawn
-    at random: if nothing changed, the number of far images has a beta-binomial distribution (m; k, n + 1 - k),
-    which is wider than a binomial one.
+    at random: if nothing changed, the number of far images has a beta-binomial distribution (m; k, n + 1 -
+    k), which is wider than a binomial one.
 
     >>> far, p = find_far(torch.arange(99.0), torch.tensor([1.0, 3.0, 50.0, 70.0]))
     >>> far.tolist(), round(p, 3)
-    ([True, True, False, False], 0.019)
+    ([True, True, False, False], 0.016)
     """
     count = len(training)
     rank = max(1, math.floor(FAR * (count + 1) + 1e-9))
