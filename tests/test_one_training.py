@@ -22,7 +22,7 @@ from dear.runs.spec import Spec
 from dear.studio.state import StudioState
 from dear.studio.training import Trainer
 from dear.tasks.adapt import adapt
-from dear.tasks.repair import repair_run
+from dear.tasks.repair import repair
 from dear.train.setup.prepare import settings as completed
 
 COUNTS = (3, 5, 8, 8)
@@ -113,7 +113,7 @@ def test_the_studio_trains_the_same(
 def test_a_repair_that_removes_nothing_trains_the_same(
     name: str, trained: dict[str, Path], tmp_path: Path
 ) -> None:
-    repair_run(trained[name], None, tmp_path / "again")
+    repair(trained[name], None, tmp_path / "again")
     same(Model.load(trained[name]), Model.load(tmp_path / "again"))
     assert read_config(tmp_path / "again").key == read_config(trained[name]).key
 

@@ -18,7 +18,7 @@ from dear.runs.model import Model
 from dear.shortcuts.without import Without, remove
 from dear.tasks.adapt import adapt
 from dear.tasks.audit.reliance import without
-from dear.tasks.repair import repair_run
+from dear.tasks.repair import repair
 
 
 def call(*words: str) -> dict:
@@ -69,7 +69,7 @@ def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path) -> None:
 
 def test_a_repair_is_compared_with_random_heads(run: Path) -> None:
     test = world_task("shortcut-place", "test").subset(range(0, 720, 7))
-    done = repair_run(run, Without(("location",), "heads"), test=test)
+    done = repair(run, Without(("location",), "heads"), test=test)
     assert done.comparison is not None
     report = done.comparison.report()
     assert report["repaired"]["accuracy"] > report["untouched"]["accuracy"] + 0.1
@@ -200,7 +200,7 @@ def test_a_dark_class_is_found_tested_by_edits_and_repaired(photos: Path, tmp_pa
     words = ("--without", "brightness", "--way", "copies", "--out", str(tmp_path / "new"))
     done = call("repair", str(run), *words)
     assert "brightness" in done["removed"]
-    assert f"called {dark['class']}" in done["untouched"]
+    assert f"predicted as {dark['class']}" in done["untouched"]
     assert done["verdict"]
     again = call(
         "repair", str(run), *words[:2], "--way", "directions", "--no-compare", "--out", str(tmp_path / "two")

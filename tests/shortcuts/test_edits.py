@@ -13,7 +13,7 @@ from dear.data.images import ListedImages
 from dear.errors import UsageError
 from dear.shortcuts.causal import causal_test, edited_set
 from dear.shortcuts.directions import edit_directions, random_directions
-from dear.shortcuts.edits import KINDS, random_edit, transfer
+from dear.shortcuts.edits import KINDS, random_edit, shaded, transfer
 from dear.shortcuts.find import Shortcut
 from dear.shortcuts.properties import properties_of, property_place
 
@@ -58,6 +58,30 @@ def test_a_transfer_brings_the_donors_value(photos: ListedImages, kind, name, ch
     before, wanted = value(image, name), value(donor, name)
     after = value(transfer(kind, image, donor, name=name), name)
     assert abs(after - wanted) < 0.35 * abs(before - wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "change"),
+    [
+        ("cast", "black tint", lambda image: Image.blend(image, Image.new("RGB", image.size, "orange"), 0.2)),
+        ("cast", "white tint", lambda image: Image.blend(image, Image.new("RGB", image.size, "orange"), 0.2)),
+        ("vignette", "vignette", lambda image: shaded(image, 0.6)),
+    ],
+)
+def test_a_transfer_of_faint_marks(scenes: ListedImages, kind, name, change) -> None:
+    image, donor = scenes.image(1), change(scenes.image(2))
+    before, wanted = value(image, name), value(donor, name)
+    after = value(transfer(kind, image, donor, name=name), name)
+    assert abs(after - wanted) < 0.35 * abs(before - wanted)
+
+
+def test_a_spot_is_transferred_with_its_corner_alone(photos: ListedImages) -> None:
+    image, donor = photos.image(1), photos.image(2)
+    edited = np.asarray(transfer("mark", image, donor, name="spot bottom right"), dtype=int)
+    changed = np.abs(edited - np.asarray(image, dtype=int)).sum(axis=2) > 0
+    rows, columns = np.nonzero(changed)
+    assert rows.min() >= 0.8 * image.height
+    assert columns.min() >= 0.7 * image.width
 
 
 def test_a_mark_goes_where_it_was_and_nowhere_else(photos: ListedImages) -> None:
@@ -108,5 +132,5 @@ def test_directions_are_those_of_the_edit() -> None:
     assert abs(float(found[0, 3])) == pytest.approx(1.0, abs=1e-6)
     drawn = random_directions(12, 2, seed=5)
     assert torch.allclose(drawn @ drawn.T, torch.eye(2, dtype=torch.float64), atol=1e-9)
-    with pytest.raises(UsageError, match="same features"):
+    with pytest.raises(UsageError, match="direction"):
         edit_directions(features, features)

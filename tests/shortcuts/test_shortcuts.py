@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont, ImageOps
 from sklearn.metrics import roc_auc_score
 
 from dear.data.images import ListedImages
 from dear.errors import UsageError
-from dear.shortcuts.edits import recompressed
+from dear.shortcuts.edits import recompressed, shaded
 from dear.shortcuts.files import FileFacts
-from dear.shortcuts.find import auc, find_shortcuts, limit_for
+from dear.shortcuts.find import auc, find_shortcuts, limit_for, search_properties
 from dear.shortcuts.marks import place_of
 from dear.shortcuts.properties import Measured, measure
 
@@ -40,6 +41,16 @@ def logo(image: Image.Image) -> Image.Image:
     return result
 
 
+def stamped(image: Image.Image) -> Image.Image:
+    """Orange digits that differ from image to image."""
+    result = image.copy()
+    text = str(zlib.crc32(image.tobytes()))[:6]
+    place = (round(0.7 * image.width), round(0.89 * image.height))
+    font = ImageFont.load_default(size=max(9, round(0.08 * image.height)))
+    ImageDraw.Draw(result).text(place, text, fill=(255, 140, 30), font=font)
+    return result
+
+
 PLANTS = {
     "frame": (framed, "frame", "blue frame"),
     "dark": (lambda image: ImageEnhance.Brightness(image).enhance(0.3), "brightness", "dark"),
@@ -60,6 +71,39 @@ def test_a_planted_mark_is_found_and_named(photos: ListedImages, name: str) -> N
     assert look in found.look
     assert found.score > 0.95
     assert "cat" in found.sentence
+
+
+FAINT_PLANTS = {
+    "black tint": lambda image: Image.blend(image, Image.new("RGB", image.size, (255, 140, 0)), 0.18),
+    "green black tint": lambda image: Image.blend(image, Image.new("RGB", image.size, (0, 160, 90)), 0.12),
+    "white tint": lambda image: image.convert("RGB", matrix=(1.08, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0.8, 0)),
+    "vignette": lambda image: shaded(image, 0.6),
+    "brightest corner": lambda image: image.rotate(3, Image.Resampling.BICUBIC),
+    "spot bottom right": stamped,
+}
+
+
+@pytest.mark.parametrize("name", FAINT_PLANTS)
+def test_a_faint_mark_is_found_in_images_with_neutral_and_smooth_parts(
+    scenes: ListedImages, name: str
+) -> None:
+    images = planted(scenes, 2, FAINT_PLANTS[name])
+    (found,) = find_shortcuts(measure(images), images.labels.tolist(), images.classes)
+    assert found.class_name == "cat"
+    assert name in (found.name, *found.also)
+
+
+def test_clean_scenes_raise_no_alarm(scenes: ListedImages) -> None:
+    assert not find_shortcuts(measure(scenes), scenes.labels.tolist(), scenes.classes)
+
+
+def test_the_closest_property_below_the_limit_is_reported(photos: ListedImages) -> None:
+    images = planted(photos, 1, lambda image: ImageEnhance.Brightness(image).enhance(0.7))
+    search = search_properties(measure(images), images.labels.tolist(), images.classes)
+    assert not search.shortcuts
+    assert search.closest is not None
+    assert search.closest.class_name == "bee"
+    assert search.closest_limit - 0.1 < search.closest.score < search.closest_limit
 
 
 def test_a_mark_on_half_of_the_images_is_found(photos: ListedImages) -> None:
@@ -108,7 +152,7 @@ def test_facts_of_files_tell_a_class(photos: ListedImages) -> None:
 
 def test_one_class_or_missing_labels_are_refused(photos: ListedImages) -> None:
     measured = measure(photos.subset(range(10)))
-    with pytest.raises(UsageError, match="one class"):
+    with pytest.raises(UsageError, match="two classes"):
         find_shortcuts(measured, [0] * 10, ("ant", "bee"))
     with pytest.raises(UsageError, match="labels"):
         find_shortcuts(measured, [0, 1], ("ant", "bee"))

@@ -14,7 +14,7 @@ from dear.errors import RunError
 from dear.heads.roles import RoleMap
 from dear.tasks.adapt import adapt
 from dear.tasks.evaluate import open_held_out
-from dear.tasks.repair import repair_run
+from dear.tasks.repair import repair
 from dear.train.run import Paused
 from dear.train.setup import roles as finding
 from dear.train.setup.roles import roles_for
@@ -50,7 +50,7 @@ def test_a_run_is_not_repaired_with_other_images(photos: Path, tmp_path: Path) -
     adapt(photos, tmp_path / "run", method="linear-probe", backbone=CLIP, recipe={"epochs": 1})
     replace(photos)
     with pytest.raises(RunError, match="training images"):
-        repair_run(tmp_path / "run", None, backbone=CLIP)
+        repair(tmp_path / "run", None, backbone=CLIP)
 
 
 def test_held_out_images_of_a_training_folder_lie_beside_it(photos: Path) -> None:

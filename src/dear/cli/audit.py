@@ -159,11 +159,11 @@ def repair(
 ) -> None:
     """Train a run again, on the same images and in the same way, with a concept or a property removed.
 
-    A property of the images (brightness, contrast, saturation, cast, sharpness, edge, frame, mark,
-    compression, size, aspect) is removed by edits: copies of the training images with it changed join the
-    training, or the directions along which such edits move the feature are removed, or what the heads add
-    that react to them. The comparison gives test images of other classes what a class has and counts how
-    many are then called by its name.
+    An image property (brightness, contrast, saturation, cast, vignette, sharpness, edge, frame, mark,
+    compression, size, aspect) is removed by edits: edited copies of the training images join the training, or
+    the directions along which edits move the feature are removed, or the contributions of heads that respond
+    to the edit. The comparison edits test images of other classes to have the property of a class, and counts
+    how many are then predicted as that class.
 
     Examples:
 
@@ -173,19 +173,20 @@ def repair(
 
     `dear repair run --without lighting --examples lightings/ --out repaired`
     """
-    from dear.shortcuts.without import Without
-    from dear.tasks.repair import repair_run
+    from dear.tasks.repair import repair as repair_run
 
     with stages() as progress:
         done = repair_run(
             run,
-            Without.of(without, way, examples or None),
+            without,
             out,
-            data=data,
+            way=way,
+            examples=examples or None,
             roles=roles,
+            data=data,
+            compare=compare,
             backbone=backbone,
             device=opt.device_named(device),
-            compared=compare,
             progress=progress,
         )
     if as_json:
@@ -206,8 +207,8 @@ def _print_repair(done: Repaired) -> None:
         return
     found, mean = done.comparison, done.comparison.random_mean
     for key in found.untouched:
-        beside = f"; at random {mean[key]:.1%}" if key in mean else ""
+        random = f"; random removals {mean[key]:.1%}" if key in mean else ""
         words = key.replace("_", " ")
-        echo(f"{words}: {found.untouched[key]:.1%} -> {found.repaired[key]:.1%}{beside}")
+        echo(f"{words}: {found.untouched[key]:.1%} -> {found.repaired[key]:.1%}{random}")
     echo(f"answers changed: {found.changed:.1%}")
     echo(found.verdict)

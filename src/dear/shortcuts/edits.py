@@ -123,6 +123,7 @@ def _tint(image: Image.Image, donor: Image.Image) -> Image.Image:
     (low, high), (wanted_low, wanted_high) = _levels(image), _levels(donor)
     low_to = low.mean() + wanted_low - wanted_low.mean()
     high_to = high.mean() + wanted_high - wanted_high.mean()
+    low_to, high_to = low_to - min(0.0, low_to.min()), high_to - max(0.0, high_to.max() - 255)  # not clipped
     pixels = np.asarray(image, dtype=np.float64)
     return _image(low_to + (pixels - low) * (high_to - low_to) / np.maximum(high - low, 1.0))
 

@@ -22,7 +22,7 @@ LIMIT = 0.95  #: minimum score of a finding
 ENOUGH = 16  #: images of the class; with fewer, chance reaches high scores and the limit rises
 FEWEST = 8  #: classes with fewer images are not scored
 FEW_CLASSES, FEW_LIMIT = 5, 0.98  #: with fewer classes, the other images are not varied enough
-TIED = 0.96  #: scores from here on count as equal: one edit moves several properties
+TIED = 0.01  #: above their limits, from which on scores count as equal: one edit moves several properties
 NEAR = 0.1  #: distance from its limit at which the closest property below it is mentioned
 
 _LIMITS = {each.name: each.limit for each in PROPERTIES}
@@ -30,10 +30,10 @@ FILE_SIZE = Property("bytes per pixel", "strongly compressed", "weakly compresse
 
 #: which of several findings with equal scores says most about what was done
 _ORDER = (
-    "mark", "brightness", "brightest pixels", "saturation", "blocks", "sharpness", "aspect", "width",
-    "contrast", "black tint", "green black tint", "green gray tint", "white tint", "red", "blue",
-    "darkest pixels", "vignette", "edge spread", "edge brightness", "edge red", "edge green", "edge blue",
-    "brightest corner", "darkest corner", *(f"spot {name}" for name in CORNERS),
+    "mark", "brightness", "brightest pixels", "black tint", "green black tint", "green gray tint",
+    "white tint", "saturation", "blocks", "sharpness", "aspect", "width", "contrast", "red", "blue",
+    "vignette", "brightest corner", "darkest corner", "darkest pixels", "edge spread", "edge brightness",
+    "edge red", "edge green", "edge blue", *(f"spot {name}" for name in CORNERS),
     "format", "camera", "JPEG tables", "bytes per pixel",
 )  # fmt: skip
 
@@ -56,7 +56,8 @@ class Shortcut:
     @property
     def sentence(self) -> str:
         """The finding for people."""
-        also = f"; so do {', '.join(self.also)}" if self.also else ""
+        verb = "does" if len(self.also) == 1 else "do"
+        also = f"; so {verb} {', '.join(self.also)}" if self.also else ""
         are = f"have {self.look[5:]}" if self.look.startswith("with ") else f"are {self.look}"
         if self.mark is not None and self.mark.share < 1:
             share = f"{self.mark.share:.0%} of the images of {self.class_name}"
@@ -179,7 +180,8 @@ def _numeric_scores(numbers: Floats, ranks: Floats, own: Mask, label: int, name:
         area = _area(ranked, own)
         medians = (float(np.median(values[own])), float(np.median(values[~own])))
         look = each.high if area >= 0.5 else each.low
-        found.append(Shortcut(label, name, each.name, each.edit, max(area, 1 - area), look, medians))
+        if look:
+            found.append(Shortcut(label, name, each.name, each.edit, max(area, 1 - area), look, medians))
     return found
 
 
@@ -214,4 +216,5 @@ def _fact_scores(measured: Measured, own: Mask, label: int, name: str) -> list[S
 def _rank(one: Shortcut) -> tuple[float, bool, int]:
     # Fewer blocks than usual say little: blur does that, too.
     weak = one.name == "blocks" and one.look == PROPERTIES[property_place("blocks")].low
-    return -min(round(one.score, 2), TIED), weak, _ORDER.index(one.name)
+    above = one.score - _LIMITS.get(one.name, LIMIT)
+    return -min(round(above, 2), TIED), weak, _ORDER.index(one.name)

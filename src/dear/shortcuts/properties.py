@@ -34,8 +34,8 @@ class Property:
     """A number that every image has."""
 
     name: str
-    low: str  #: what an image with a low value is called, and with a high one
-    high: str
+    low: str  #: appearance of an image with a low value; empty: low values are nothing special
+    high: str  #: the same for a high value
     edit: str = ""  #: which edit changes it (`dear.shortcuts.edits`); empty: none, as a model does not see it
     limit: float = 0.95  #: minimum score of a finding; lower where classes of photos hardly differ by nature
 
@@ -59,14 +59,9 @@ PROPERTIES: tuple[Property, ...] = (
     Property("edge blue", "with an edge low in blue", "with an edge high in blue", "edge"),
     Property("edge brightness", "with a dark edge", "with a bright edge", "edge"),
     Property("edge spread", "with an edge of one color", "with a varied edge", "edge"),
-    Property("brightest corner", "with black corners", "with a bright corner", "edge"),
-    Property("darkest corner", "with a dark corner", "with white corners", "edge"),
-    *(
-        Property(
-            f"spot {name}", f"without color at the {name}", f"with a colored spot at the {name}", "mark", 0.90
-        )
-        for name in CORNERS
-    ),
+    Property("brightest corner", "with black corners", "", "edge"),
+    Property("darkest corner", "", "with white corners", "edge"),
+    *(Property(f"spot {name}", "", f"with a colored spot at the {name}", "mark", 0.90) for name in CORNERS),
     Property("blocks", "without compression blocks", "with compression blocks", "compression"),
     Property("width", "small", "large", "size"),
     Property("aspect", "tall", "wide", "aspect"),
@@ -182,9 +177,9 @@ def edge_pixels(pixels: Floats) -> Floats:
 def tints(pixels: Floats) -> tuple[float, float, float, float]:
     """Color of what is usually neutral in an image [h, w, 3], in gray levels.
 
-    Red minus blue of the darkest pixels, green minus the mean of both of the darkest pixels, red minus blue of
-    the brightest ones, green minus both of the least colorful tenth. Photos of any subject have some nearly
-    neutral blacks, whites and grays, so these hardly depend on the class.
+    Red minus blue and green minus their mean, of the darkest pixels; red minus blue of the brightest ones;
+    green minus the mean of both, of the least colorful tenth. Photos of any subject have some nearly neutral
+    blacks, whites and grays, so these hardly depend on the class.
     """
     channels = np.sort(pixels.reshape(-1, 3), axis=0)
     count = len(channels)

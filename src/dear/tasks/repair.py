@@ -1,10 +1,12 @@
-"""Training a run again without a concept or a property of its images, and the comparison on test images."""
+"""`dear repair`: a run trained again without a concept or an image property, and compared on test images."""
 
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -14,9 +16,10 @@ from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.errors import RunError
 from dear.heads.roles import RoleMap
+from dear.report.page import Table, percent, render
 from dear.runs.folder import load_run, read_config
 from dear.runs.images import run_images
-from dear.runs.model import Model
+from dear.runs.model import Model, frozen_features
 from dear.runs.spec import Spec
 from dear.shortcuts.causal import EditedSet, causal_test, edited_set
 from dear.shortcuts.directions import random_directions
@@ -25,22 +28,28 @@ from dear.shortcuts.removal import Repair, combine, remove_heads
 from dear.shortcuts.without import Removal, Without, role_map
 from dear.tasks.audit.photos import label_predictor
 from dear.train.fit import fit
+from dear.train.setup.estimate import estimate
 from dear.train.setup.prepare import Job, prepare
-from dear.utils.files import PathLike
+from dear.utils.files import PathLike, write_atomic
+from dear.utils.notices import note
 from dear.utils.progress import Progress
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DRAWS = 5  #: draws of random heads or directions that a removal is compared with
 INSIDE = 2  #: the same for a method that learns inside the tower, whose training takes long
 EDITED = 120  #: test images of other classes that are edited
 GAIN = 0.02  #: of a figure, to count as better
+PREDICTED = "predicted as "  #: how figures of edited images begin
 
 
 @dataclass(frozen=True)
 class Comparison:
     """A repair against the untouched model and against random removals, on test images."""
 
-    #: accuracy, accuracy in the worst group where groups are known, and per class that stands out the share
-    #: of other test images that are called by it when they are given what it has ("called minaret")
+    #: accuracy, accuracy in the worst group where groups are known, and per class with a property that
+    #: separates it the share of other test images that the edit moves to it ("predicted as minaret")
     untouched: dict[str, float]
     repaired: dict[str, float]
     #: the same for as many random heads or directions, one entry per draw; empty for edited copies
@@ -66,34 +75,43 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """Whether the repair helped, in a sentence."""
-        called = [key for key in self.untouched if key.startswith("called ")]
-        cost = self.untouched["accuracy"] - self.repaired["accuracy"]
-        price = f" at {cost:.1%} of accuracy" if cost > 0.005 else ""
-        if called:
-            key = max(called, key=lambda one: self.untouched[one])
+        edits = [key for key in self.untouched if key.startswith(PREDICTED)]
+        if edits:
+            key = max(edits, key=lambda one: self.untouched[one])
             before, after = self.untouched[key], self.repaired[key]
+            figures = f"{before:.1%} → {after:.1%} of edited images are {key}"
+            cost = 100 * (self.untouched["accuracy"] - self.repaired["accuracy"])
+            price = f"; accuracy falls by {cost:.1f} points" if cost > 0.5 else ""
             if before < GAIN:
-                return f"The model did not use it: {before:.1%} of the edited images were {key}."
+                return f"The model did not use it: {before:.1%} of edited images were {key}."
             if before - after < GAIN:
-                return f"It did not help: {before:.1%} of the edited images were {key}, and {after:.1%} are."
-            return f"It helped{price}: {before:.1%} of the edited images were {key}, now {after:.1%} are."
+                return f"No improvement: {figures}{price}."
+            return f"Improvement: {figures}{price}."
         key = "worst_group" if "worst_group" in self.untouched else "accuracy"
-        words = key.replace("_", " ")
         gain = self.repaired[key] - self.untouched[key]
-        figures = f"{words} {self.untouched[key]:.1%} to {self.repaired[key]:.1%}"
+        words = key.replace("_", " ")
+        figures = f"{words} {self.untouched[key]:.1%} → {self.repaired[key]:.1%} ({100 * gain:+.1f} points)"
         if gain < GAIN:
-            return f"It did not help: {figures}."
+            return f"No improvement: {figures}."
         if self.random and self.random_mean[key] - self.untouched[key] > gain - GAIN:
-            return (
-                f"It did no more than random removals do: {figures}, at random {self.random_mean[key]:.1%}."
-            )
-        return f"It helped: {figures}."
+            return f"No more than random removals: {figures}; at random {self.random_mean[key]:.1%}."
+        return f"Improvement: {figures}."
+
+    def table(self) -> Table:
+        """Every figure before and after."""
+        rows = []
+        for key, before in self.untouched.items():
+            random = percent(self.random_mean[key]) if key in self.random_mean else ""
+            rows.append((key.replace("_", " "), percent(before), percent(self.repaired[key]), random))
+        shown = 4 if self.random else 3
+        columns = ("on test images", "untouched", "repaired", "random removals")
+        return Table(columns[:shown], tuple(row[:shown] for row in rows))
 
 
 def random_repairs(
     removal: Removal | None, edits: EditPlan | None, draws: int = DRAWS, seed: int = 1
 ) -> list[Repair]:
-    """Removals of as many random heads and directions; none beside edited copies."""
+    """Removals of as many random heads and directions; none for edited copies."""
     repairs = [] if removal is None else [removal.repair]
     if edits is not None and edits.repair is not None:
         center = edits.repair.center if removal is None else removal.repair.center
@@ -121,23 +139,23 @@ def random_repairs(
 
 @dataclass(frozen=True, eq=False)
 class _Test:
-    """Test images, and copies of them that were given what a class has."""
+    """Test images, and copies of them that were edited to have the property of a class."""
 
     images: ImageSet
     classes: tuple[str, ...]
     edited: tuple[EditedSet, ...] = ()
 
     def figures(self, model: Model) -> tuple[dict[str, float], Tensor]:
-        """Accuracy, worst group, per edit the share of images called by the class beyond before; answers."""
+        """Accuracy, worst group, per edit the share of answers that it moves to the class; answers."""
         evaluated = model.evaluate(self.images)
         report = evaluated.report()
-        found = {"accuracy": report["accuracy"]}
+        figures = {"accuracy": report["accuracy"]}
         if "worst_group" in report:
-            found["worst_group"] = report["worst_group"]["accuracy"]
-        answer = label_predictor(model, self.classes)
+            figures["worst_group"] = report["worst_group"]["accuracy"]
+        predict = label_predictor(model, self.classes)
         for one in self.edited:
-            found[f"called {one.shortcut.class_name}"] = max(0.0, causal_test(one, answer).extra)
-        return found, evaluated.answers[evaluated.pick(None)]
+            figures[f"{PREDICTED}{one.shortcut.class_name}"] = max(0.0, causal_test(one, predict).extra)
+        return figures, evaluated.answers[evaluated.pick(None)]
 
 
 def _compare(job: Job, plain: Clip, repaired: Model, test: _Test) -> Comparison:
@@ -172,6 +190,39 @@ class Repaired:
         """What to know, one sentence each."""
         return tuple(line for part in (self.edits, self.removal) if part is not None for line in part.notices)
 
+    @property
+    def verdict(self) -> str:
+        """The result in a sentence."""
+        removed = f"Removed: {self.title}."
+        return removed if self.comparison is None else f"{removed} {self.comparison.verdict}"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Figures on test images, one row each: untouched, repaired, mean of random removals."""
+        import pandas as pd
+
+        compared, columns = self.comparison, ["figure", "untouched", "repaired", "random"]
+        if compared is None:
+            return pd.DataFrame(columns=columns)
+        rows = [
+            (key, before, compared.repaired[key], compared.random_mean.get(key))
+            for key, before in compared.untouched.items()
+        ]
+        return pd.DataFrame(rows, columns=columns)
+
+    def _tables(self) -> list[Table]:
+        return [] if self.comparison is None else [self.comparison.table()]
+
+    def write_page(self, path: PathLike) -> None:
+        """Write a page with the verdict, the comparison and the notices."""
+        page = render(
+            "repair.html", title="Repair", verdict=self.verdict, tables=self._tables(), notices=self.notices
+        )
+        write_atomic(path, page)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return render("summary.html", verdict=self.verdict, tables=self._tables())
+
     def report(self) -> dict[str, Any]:
         """Plain values for JSON."""
         facts = {} if self.removal is None else self.removal.facts()
@@ -182,33 +233,45 @@ class Repaired:
         return {**facts, "removed": self.title, **compared}
 
 
-def repair_run(
+def repair(
     run: PathLike,
-    without: Without | None,
+    without: str | Sequence[str] | Without | None,
     out: PathLike | None = None,
     *,
-    data: PathLike | ImageSet | None = None,
-    test: ImageSet | None = None,
+    way: str = "auto",
+    examples: PathLike | Mapping[str, PathLike | ImageSet] | Sequence[str] | None = None,
     roles: PathLike | RoleMap | None = None,
+    data: PathLike | ImageSet | None = None,
+    compare: bool = True,
     backbone: PathLike | Clip | None = None,
     device: str = "auto",
-    compared: bool = True,
+    test: ImageSet | None = None,
     progress: Progress | None = None,
 ) -> Repaired:
-    """Train a run again, on the same images in the same way, with concepts removed.
+    """Train a run again, on the same images in the same way, with concepts or image properties removed.
 
     Args:
         run: the run folder.
-        without: which concepts, and how; None: none, the run is trained again as it was.
+        without: what to remove; None: nothing, the run is trained again as it was.
         out: folder of the new run; None keeps it in memory.
+        way: how to remove it; "auto" chooses on the training images.
+        examples: images that show the values of a concept to remove.
+        roles: role map for the removal by heads; None: the backbone's.
         data: where the training images are now, or an image set; None: where the run says.
-        test: images to compare on; None: the test split of the same data.
-        roles: role map for the removal by heads; None: the backbone's own.
-        backbone: if it moved since training.
+        compare: also train on the untouched backbone and on random removals, and compare on test images.
+        backbone: for a run whose backbone moved.
         device: "auto", "cpu", "cuda", …
-        compared: also train on the untouched backbone and on random removals, and compare.
+        test: images to compare on; None: the test split of the same data.
         progress: called with (stage, done, total).
+
+    Raises:
+        RunError: the run cannot be trained again in the same way.
+        UsageError: a concept or property is not known.
+
+    Example:
+        >>> repair("run", "location", "repaired").verdict           # doctest: +SKIP
     """
+    removal = None if without is None else Without.of(without, way, examples)
     old = load_run(run, backbone, pick_device(device))
     spec, plain = read_config(run), old.clip.corrected(None)
     job = prepare(
@@ -216,7 +279,7 @@ def repair_run(
         _training_images(run, spec, data),
         clip=plain,
         roles=old.roles,
-        without=without,
+        without=removal,
         concept_roles=role_map(roles, plain),
         progress=progress,
     )
@@ -227,16 +290,32 @@ def repair_run(
             f"{run}: cannot be trained again in the same way: {', '.join(changed)} changed since; train it "
             "anew, with the concept removed"
         )
+    if compare and removal is not None and test is None and data is None:
+        test = run_images(run, "test")
+    if not compare or removal is None or test is None:
+        return Repaired(fit(job, out, progress=progress), job.removal, job.edits, None)
+    shortcuts = () if job.edits is None else job.edits.shortcuts[:3]
+    _estimate(job, test, len(shortcuts))
     trained = fit(job, out, progress=progress)
-    comparison = None
-    if compared and without is not None:
-        images = run_images(run, "test") if test is None and data is None else test
-        if images is not None:
-            shortcuts = () if job.edits is None else job.edits.shortcuts[:3]
-            edited = tuple(edited_set(one, images, job.images, EDITED) for one in shortcuts)
-            test_set = _Test(images, tuple(job.images.classes), edited)
-            comparison = _compare(job, plain, trained, test_set)
-    return Repaired(trained, job.removal, job.edits, comparison)
+    edited = tuple(edited_set(one, test, job.images, EDITED) for one in shortcuts)
+    tests = _Test(test, tuple(job.images.classes), edited)
+    return Repaired(trained, job.removal, job.edits, _compare(job, plain, trained, tests))
+
+
+def _estimate(job: Job, test: ImageSet, shortcuts: int) -> None:
+    """Announce how long training and comparing take, where that is more than a few seconds."""
+    few = test.subset(range(min(8, len(test))))
+    start = time.perf_counter()
+    frozen_features(job.method.clip, few)
+    each = (time.perf_counter() - start) / len(few)
+    models = 2
+    if job.removal is not None or (job.edits is not None and job.edits.repair is not None):
+        models += DRAWS if job.method.cut == "feature" else INSIDE
+    training = estimate(job)
+    seconds = each * (len(job.walked[0]) + models * (len(test) + 2 * EDITED * shortcuts))
+    seconds += 0.0 if training is None else models * training.training + training.calibration
+    if seconds > 5:
+        note(f"{models} models to train and to compare on {len(test)} test images: about {seconds:.0f} s")
 
 
 def _training_images(run: PathLike, spec: Spec, data: PathLike | ImageSet | None) -> ImageSet:

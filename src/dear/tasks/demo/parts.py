@@ -25,7 +25,7 @@ from dear.tasks.demo.facts import FocusFacts, ShortcutFacts, TaskFacts
 from dear.tasks.evaluate import evaluate
 from dear.tasks.explain.explanation import Explanation
 from dear.tasks.explain.task import explainer_of
-from dear.tasks.repair import repair_run
+from dear.tasks.repair import repair
 from dear.tasks.run_report.examine import examine
 from dear.tasks.run_report.facts import Compared
 from dear.train.fit import fit
@@ -109,7 +109,7 @@ def shortcut_parts(
     test = open_data(SHORTCUT, "test")
     test = _first(test, group_names(test) or (), size.per_group)
     found = audit(run, backbone=clip, roles=roles, seed=SEED)
-    fixed = repair_run(run, Without.of(CONCEPT.lower(), way="heads"), test=test, roles=roles, backbone=clip)
+    fixed = repair(run, Without.of(CONCEPT.lower(), way="heads"), test=test, roles=roles, backbone=clip)
     assert fixed.comparison is not None
     before, after = evaluate(model, test), evaluate(fixed.trained, test)
     home = torch.tensor([name in set(group_names(found.images) or ()) for name in before.groups or ()])
