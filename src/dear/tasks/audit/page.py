@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from dear.data.images import ImageSet, values_of
 from dear.errors import UsageError
@@ -263,8 +263,11 @@ class AuditPage:
 
 
 def _small(images: ImageSet, place: int) -> Thumbnail:
+    """The whole image on a square: a gallery would cut off corners, where frames and stamps are."""
     name = images.classes[int(images.labels[place])]
-    return Thumbnail(thumbnail(images.image(place)), name, (("name", name),))
+    image = images.image(place)
+    square = ImageOps.pad(image, (max(image.size),) * 2, color=(225, 225, 225))
+    return Thumbnail(thumbnail(square), name, (("name", name),))
 
 
 def mark_map(one: Shortcut) -> Thumbnail | None:
