@@ -15,7 +15,7 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from dear.data.duplicates import Places, find_file_duplicates
+from dear.data.duplicates import MOST_IMAGES, Places, find_file_duplicates
 from dear.data.images import FileImages, ImageSet, ListedImages, content_digest
 from dear.data.paths import read_list
 from dear.errors import DataError, DearError
@@ -100,10 +100,12 @@ def pick_split(
     copies = None if root is None else find_file_duplicates([root / key for key in keys])
     held = hold_out(keys, groups, units=None if copies is None else copies.units)
     sentence = "" if copies is None else copies.sentence()
+    unsearched = copies is not None and not copies.searched
     note(
         f"{where}: names no split, so about a fifth of each class is held out for testing: "
         f"{held.count(False)} images to train on, {held.count(True)} to test on"
         + (f"; {sentence}, which are on one side" if sentence else "")
+        + (f"; near duplicates are searched in at most {MOST_IMAGES:,} images" if unsearched else "")
     )
     return [index for index in range(len(keys)) if held[index] == (split == "test")]
 

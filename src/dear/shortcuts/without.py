@@ -15,12 +15,14 @@ from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
 from dear.heads.concept_words import Concept, find_concept, readable_words, value_features
 from dear.heads.known_roles import known_roles, read_roles
+from dear.heads.names import CONCEPTS
 from dear.heads.roles import RoleMap
 from dear.shortcuts.choose import ORDER, Choice, choose
 from dear.shortcuts.edits import KINDS
 from dear.shortcuts.removal import Repair, combine, remove_examples, remove_heads, remove_span
 from dear.utils.files import PathLike
 from dear.utils.pairs import split_names
+from dear.utils.text import unknown_name
 
 WAYS = ("auto", *ORDER, "directions", "copies")  #: the last two remove properties of images
 
@@ -86,8 +88,19 @@ class Without:
         shown = _examples_by_concept(names, examples)
         for name in names:
             if name not in shown and name not in KINDS:
-                find_concept(name)
+                _check_name(name)
         return cls(tuple(names), way, shown)
+
+
+def _check_name(name: str) -> None:
+    """Check that a concept is known, or defined by its values; a misspelled property is named, too."""
+    try:
+        find_concept(name)
+    except UsageError:
+        if ":" in name:
+            raise
+        choices = [*(concept.lower() for concept in CONCEPTS), *KINDS]
+        raise UsageError(unknown_name("concept or image property", name, choices)) from None
 
 
 def _examples_by_concept(
