@@ -249,7 +249,7 @@ def shortcuts(args: argparse.Namespace) -> list[dict[str, Any]]:
         wrong = (answers != test.labels).nonzero()[:, 0].tolist()[: args.images]
         explainer = Explainer(model, open_data(name, "train"))
         found = explainer.explain(test.subset(wrong))
-        first = [one.concepts[0].name for one in found]
+        first = [one.without_concepts[0].name for one in found]
         by_heads = [_largest(one) for one in found]
         rows.append(
             {
@@ -260,7 +260,7 @@ def shortcuts(args: argparse.Namespace) -> list[dict[str, Any]]:
                 "named_first": round(first.count(planted) / max(1, len(first)), 4),
                 "named_by_heads": round(by_heads.count(planted) / max(1, len(first)), 4),
                 "exact": max(
-                    abs(sum(bar.decides for bar in one.bars) - one.scores[0] + one.scores[1]) for one in found
+                    abs(sum(bar.lead for bar in one.bars) - one.scores[0] + one.scores[1]) for one in found
                 )
                 < 1e-4,
             }
@@ -270,7 +270,7 @@ def shortcuts(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _largest(one: Any) -> str:
     """The role whose heads speak most for the answer against the other class."""
-    return str(max((bar for bar in one.bars if bar.kind == "role"), key=lambda bar: bar.decides).name)
+    return str(max((bar for bar in one.bars if bar.kind == "role"), key=lambda bar: bar.lead).name)
 
 
 def main() -> None:

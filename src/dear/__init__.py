@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dear.tasks.predict import predict
     from dear.tasks.share.transfer import bundle, pull, push
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: name -> module that defines it
 _HOMES = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dear.clip.factory import load
+from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
 from dear.data.images import ImageSet, even_subset
 from dear.data.open import open_data
@@ -96,7 +96,7 @@ def photo_demo(
     if test is None:
         raise DataError(f"{data}: has no held-out images; the demo needs two images or more per class")
     test = even_subset(test, _TEST_IMAGES)
-    clip = backbone if isinstance(backbone, Clip) else load(backbone, device=device)
+    clip = backbone if isinstance(backbone, Clip) else load(backbone, device=pick_device(device))
     sizes = f"{len(train)} training and {len(test)} test images of {len(train.classes)} classes"
     progress(f"{train.name}: {sizes}")
 
