@@ -18,17 +18,18 @@ from dear.errors import InputError
 from dear.runs.model import Model
 
 #: Command -> its public function, where the name differs or lies in a package.
-NAMES = {"bench": "bench.run", "ablate": "bench.ablate"}
+NAMES = {"bench": "bench.run", "ablate": "bench.ablate", "export": "export_run", "report": "report_run"}
 #: Commands that list, open a server, or belong to this repository: no function.
 NO_FUNCTION = {
-    *("backbones", "methods", "data", "roles", "cache", "demo", "studio", "serve"),
+    *("backbones", "methods", "data", "roles", "label", "cache", "demo", "studio", "serve"),
     *("speed", "mini", "pretrain"),
-    *("export", "report", "repair", "retrieve"),
+    *("repair", "retrieve"),
 }
 #: Options of the command line alone: how results are printed, and what Python callers set elsewhere.
 CLI_ONLY = {"as_json", "threads", "help"}
 COMPUTES_CELLS = {"bench", "ablate"}  #: `threads` is a parameter of both
 CLI_ONLY_OF = {
+    "export": {"classes_file"},
     "predict": {"onnx", "classes_file"},  # an exported model is passed as the run; a list is a list
 }
 #: Parameters of Python alone: callbacks, and objects that no option can hold.
@@ -101,6 +102,9 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_load_opens_runs_archives_and_backbones(run: Path, tmp_path: Path) -> None:
     assert isinstance(dear.load("mini"), Clip)
     assert isinstance(dear.load(run), Model)
+    model = dear.load(run)
+    assert "2 classes" in repr(model)
+    assert "(held out)" in model._repr_html_()
     archive = dear.bundle(run, tmp_path / "run.zip")
     assert dear.load(archive).classes == ("blue", "red")
 

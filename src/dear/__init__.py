@@ -1,6 +1,7 @@
 """Adapt CLIP-like vision-language models head by head.
 
-Every command of `dear` is a function here under the command's name. Names are imported when they are first
+Every command of `dear` is a function here under the command's name; where a package has that name, it is
+`bench.run`, `export_run`, `report_run`. Names are imported when they are first
 used, so that `dear --help` does not wait for PyTorch.
 """
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from dear.clip.factory import list_backbones
     from dear.clip.model import Clip
     from dear.data import list_datasets, open_data
+    from dear.export.task import export_run
     from dear.heads.discover import discover_roles
     from dear.heads.roles import Role, RoleMap
     from dear.methods import DeAR, list_methods
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
     from dear.tasks.embed.task import embed
     from dear.tasks.evaluate import evaluate, zeroshot
     from dear.tasks.explain.task import explain
+    from dear.tasks.labeling.choose import label_next
     from dear.tasks.load import load
     from dear.tasks.predict import predict
+    from dear.tasks.run_report.task import report_run
     from dear.tasks.share.transfer import bundle, pull, push
 
 __version__ = "0.2.0"
@@ -51,6 +55,8 @@ _HOMES = {
     "embed": "dear.tasks.embed.task",
     "evaluate": "dear.tasks.evaluate",
     "explain": "dear.tasks.explain.task",
+    "export_run": "dear.export.task",
+    "label_next": "dear.tasks.labeling.choose",
     "list_backbones": "dear.clip.factory",
     "list_datasets": "dear.data",
     "list_methods": "dear.methods",
@@ -59,6 +65,7 @@ _HOMES = {
     "predict": "dear.tasks.predict",
     "pull": "dear.tasks.share.transfer",
     "push": "dear.tasks.share.transfer",
+    "report_run": "dear.tasks.run_report.task",
     "zeroshot": "dear.tasks.evaluate",
 }
 _PACKAGES = ("bench", "heads")
@@ -81,7 +88,9 @@ __all__ = [
     "embed",
     "evaluate",
     "explain",
+    "export_run",
     "heads",
+    "label_next",
     "list_backbones",
     "list_datasets",
     "list_methods",
@@ -90,6 +99,7 @@ __all__ = [
     "predict",
     "pull",
     "push",
+    "report_run",
     "zeroshot",
 ]
 

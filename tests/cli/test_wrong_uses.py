@@ -42,7 +42,7 @@ zeroshot --data broken --split all | broken/red/x.jpg & --unreadable skip
 zeroshot --data broken --unreadable ignore | 'ignore' & stop & skip
 zeroshot --data photos --split validation | 'validation' & train & test
 zeroshot --data columns.csv | path & label & commas
-zeroshot --data outside.csv | outside.csv, row 2 & '../x.png'
+zeroshot --data outside.csv --split all | x.png
 zeroshot --data unlabeled.jsonl | unlabeled.jsonl, row 1 & label
 zeroshot --data train-only.csv | train-only.csv & 'test'
 zeroshot --data latin.csv | latin.csv & UTF-8 & byte 11

@@ -8,18 +8,17 @@ from typer import Option
 
 from dear.cli.options import Classes, ClassesFile, Json, OwnBackbone, Run, Threads, read_class_list
 from dear.cli.printing import print_json, say
-from dear.errors import UsageError
 
 
 def export(
     run: Run,
-    onnx: Annotated[str | None, Option(help="The ONNX file to write.")] = None,
+    onnx: Annotated[str | None, Option(help="ONNX file to write.")] = None,
     merged: Annotated[
         str | None,
-        Option(help="The folder to write a plain CLIP to (purify, clip-lora, zeroshot --without)."),
+        Option(help="Folder to write a plain CLIP to (purify, clip-lora, zeroshot --without)."),
     ] = None,
     encoder_only: Annotated[
-        bool, Option("--encoder-only", help="The adapted image encoder alone: features, not scores.")
+        bool, Option("--encoder-only", help="Write the adapted image encoder alone: features, not scores.")
     ] = False,
     classes: Classes = None,
     classes_file: ClassesFile = None,
@@ -29,52 +28,34 @@ def export(
 ) -> None:
     """Write an adapted model as one ONNX file, or folded into a plain CLIP.
 
-    The ONNX file takes an image and gives class scores: tokens, masks, projections, fusion and class weights
-    are inside; its metadata hold classes and preprocessing. It is compared with PyTorch before it is written.
+    The ONNX file maps an image to class scores and contains tokens, masks, projections, fusion and class
+    weights; its metadata contain classes and preprocessing. It is compared with PyTorch before it is written.
+    A plain CLIP has the size and cost of the frozen model and can be used as any other backbone.
 
-    A plain CLIP has the frozen model's size and cost, and is a backbone like any other.
+    Examples:
 
-    Example: `dear export run --onnx model.onnx`, then `dear predict --onnx model.onnx photo.jpg`
+    `dear export run --onnx model.onnx`, then `dear predict --onnx model.onnx photo.jpg`
 
-    Example: `dear export run --merged folder`, then `dear zeroshot --backbone folder --data photos`
+    `dear export run --merged folder`, then `dear zeroshot --backbone folder --data photos`
     """
-    from dear.runs.class_lists import resolve_classes
-    from dear.runs.model import Model
+    from dear.export.task import export_run
 
-    if (onnx is None) == (merged is None):
-        raise UsageError("say what to write: --onnx FILE or --merged FOLDER")
     names = read_class_list(classes, classes_file)
-    model = Model.load(run, backbone)
-    if merged is not None:
-        from dear.clip.checkpoint import save_hf
-
-        if classes is not None or classes_file is not None or encoder_only:
-            raise UsageError(
-                "a plain CLIP has no classes: leave out --classes, --classes-file and --encoder-only"
-            )
-        plain = model.method.merge()
-        save_hf(plain, merged)
-        count = sum(p.numel() for p in plain.parameters())
-        facts = {"path": merged, "numbers": count, "template": model.template}
-        words = f"{merged}: a plain CLIP of {count:,} parameters, as many as the frozen one; prompts are "
-        words += f'"{model.template}"'
-    else:
-        from dear.export.onnx import export_onnx
-
-        if names is not None:
-            model = model.with_classes(resolve_classes(names, model.classes))
-        written = export_onnx(model, str(onnx), encoder_only=encoder_only)
-        facts = {
-            "path": str(written.path),
-            "outputs": list(written.outputs),
-            "bytes": written.size,
-            "difference": written.difference,
-        }
-        words = f"{written.path}: {written.size / 1e6:.1f} MB, input pixels, outputs "
-        words += f"{', '.join(written.outputs)}; largest difference from PyTorch {written.difference:.1g}"
+    result = export_run(
+        run, onnx=onnx, merged=merged, encoder_only=encoder_only, classes=names, backbone=backbone
+    )
     if as_json:
-        print_json(facts)
+        print_json(result.report())
         return
-    say(words)
-    if merged is None and model.reference is not None and not encoder_only:
+    if merged is not None:
+        size = f"a plain CLIP of {result.parameters:,} parameters, as many as the frozen one"
+        say(f'{result.path}: {size}; prompts are "{result.template}"')
+        return
+    outputs = ", ".join(result.outputs)
+    size = f"{result.bytes / 1e6:.1f} MB, input pixels, outputs {outputs}"
+    difference = (
+        "" if result.difference is None else f"; largest difference from PyTorch {result.difference:.1g}"
+    )
+    say(f"{result.path}: {size}{difference}")
+    if result.rejects:
         say("notice: the file never answers “none of these”; for `dear predict --reject` use the run folder")

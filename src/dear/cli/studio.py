@@ -5,18 +5,23 @@ from __future__ import annotations
 import signal
 import time
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
-from dear.cli.options import Device, Threads, device_named
+from dear.cli.options import AS_RUN, Device, Threads, device_named
 from dear.cli.printing import say
 from dear.utils.extras import missing_extra
 
 
 def studio(
     run: Annotated[
-        str | None, Argument(help="A run folder; without one the embedded backbone and examples.")
+        Path | None,
+        Argument(
+            help="Run folder, archive or hf://owner/name (default: the embedded backbone and examples).",
+            **AS_RUN,
+        ),
     ] = None,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(help="Port to listen on; 0 finds a free one.")] = 7860,
@@ -48,7 +53,16 @@ def studio(
             raise
         raise missing_extra("the studio", "studio") from None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # closes as after Ctrl-C
-    with serving(run, backbone, data, host, port, max_upload_mb, device_named(device), service) as url:
+    with serving(
+        None if run is None else str(run),
+        backbone,
+        data,
+        host,
+        port,
+        max_upload_mb,
+        device_named(device),
+        service,
+    ) as url:
         say(f"The studio is at {url} (Ctrl-C ends it)")
         if not is_local(host):
             say("It is open to other computers; there is no password.")

@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any, TypeVar, Union
 
@@ -153,6 +154,27 @@ class Model:
         """Whether each class was trained."""
         known = set(self.method.trained_classes)
         return tuple(name in known for name in self.classes)
+
+    def __repr__(self) -> str:
+        where = "" if self.path is None else f" in {self.path}"
+        return f"<Model: {self.method.title} on {self.clip.name}, {len(self.classes)} classes{where}>"
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "method": self.method.title,
+            "backbone": self.clip.name,
+            "classes": ", ".join(self.classes[:20]) + (" …" if len(self.classes) > 20 else ""),
+            "learned parameters": f"{self.method.learned_parameters:,}",
+        }
+        if self.spec is not None:
+            facts["training images"] = f"{self.spec.images:,} of {self.spec.dataset}"
+        for name, entry in self.metrics.items():
+            if isinstance(entry, dict) and isinstance(entry.get("accuracy"), dict):
+                modes = ", ".join(f"{mode} {value:.1%}" for mode, value in entry["accuracy"].items())
+                before = f" (zero-shot {entry['zero_shot']:.1%})" if "zero_shot" in entry else ""
+                facts[name] = f"{modes}{before} of {entry.get('images')} images"
+        rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts.items())
+        return f"<table>{rows}</table>"
 
     @property
     def identity(self) -> str:
