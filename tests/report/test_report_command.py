@@ -111,8 +111,8 @@ def test_an_exported_run_equals_pytorch_without_importing_it(photos, tmp_path):
 @pytest.mark.parametrize(
     ("missing", "arguments", "extra"),
     [
-        ("gradio", ["studio"], ".[studio]"),
-        ("onnxruntime", ["predict", "--onnx", "m.onnx", "x.png"], ".[onnx]"),
+        ("gradio", ["studio"], "[studio]"),
+        ("onnxruntime", ["predict", "--onnx", "m.onnx", "x.png"], "[onnx]"),
     ],
 )
 def test_a_missing_extra_is_one_sentence(missing, arguments, extra):

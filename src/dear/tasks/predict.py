@@ -1,4 +1,7 @@
-"""Answers for images: `dear predict`, `dear.predict`, and `dear.zeroshot` with class names."""
+"""Answers for images: `dear predict`, `dear.predict`, and `dear.zeroshot` with class names.
+
+An exported model answers without PyTorch, so modules that import it are imported where a run needs them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 from dear.errors import InputError, UsageError
 from dear.images.names import find_images
 from dear.runs.answer import NONE_OF_THESE, Answer
-from dear.utils.files import PathLike, write_atomic
 from dear.utils.progress import Progress
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from dear.clip.model import Clip
     from dear.data.batches import Images
     from dear.runs.model import Run
+    from dear.utils.files import PathLike
 
 #: Spreadsheets run a cell that starts with one of these as a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -112,6 +115,8 @@ class Predictions(Sequence[Answer]):
         A text that a spreadsheet would run as a formula gets an apostrophe before it; line breaks in file
         names are quoted as CSV has it.
         """
+        from dear.utils.files import write_atomic
+
         rows = self.rows()
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
@@ -122,6 +127,8 @@ class Predictions(Sequence[Answer]):
 
     def write_jsonl(self, path: PathLike) -> None:
         """Write one JSON object per image and line."""
+        from dear.utils.files import write_atomic
+
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in self.plain())
         write_atomic(Path(path), lines)
 
