@@ -30,6 +30,7 @@ T = TypeVar("T")
 # Bytes of a body that is read on the event loop, in less than a millisecond; a thread would cost more.
 _SHORT = 64 * 2**10
 _MOST_FIELD_BYTES = 512 * 1024  # of a part that is no file
+_MOST_PARAMETERS = 32  # of a header of a part
 _MOST_NAME = 255  # characters of a file's name that are repeated in the answer
 _BOOLEANS = dict.fromkeys(("true", "1", "yes", "on"), True)
 _BOOLEANS |= dict.fromkeys(("false", "0", "no", "off"), False)
@@ -115,7 +116,22 @@ async def receive_body(request: Request, limits: Limits) -> bytes:
 
 
 class _FormParser(MultiPartParser):
-    spool_max_size = 2**40  # the body is in memory already: no temporary files
+    """Starlette's parser, without temporary files, and with few parameters per header: many take minutes."""
+
+    spool_max_size = 2**40  # the body is in memory already
+    parameters = 0  # of the current header
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        """A piece of a header's value."""
+        self.parameters += data.count(b";", start, end)
+        if self.parameters > _MOST_PARAMETERS:
+            raise MultiPartException(f"A header of a part has more than {_MOST_PARAMETERS} parameters.")
+        super().on_header_value(data, start, end)
+
+    def on_header_end(self) -> None:
+        """The end of a header."""
+        self.parameters = 0
+        super().on_header_end()
 
 
 async def _parse_form(
