@@ -33,7 +33,7 @@ from dear.runs.evaluate import calibration_error
 from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.tasks.speed import add_rows
-from dear.train.calibrate import TWO_THIRDS_BIAS, calibration_folds
+from dear.train.calibrate import TOWER_CAUTION, TWO_THIRDS_BIAS, calibration_folds
 from dear.train.crossval import held_parts, joined
 from dear.train.fit import fit, trials_of
 from dear.train.frozen import shared_views
@@ -125,7 +125,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     for mode, held in kept["held"].items():
         labels, truth, logits = kept["held_labels"], kept["test_labels"], kept["test"][mode]
         best = fit_temperature(held, labels)
-        chosen = cautious_temperature(held, labels, 0.0 if kept["quick"] else TWO_THIRDS_BIAS)
+        chosen = cautious_temperature(
+            held, labels, *(() if kept["quick"] else (TWO_THIRDS_BIAS, TOWER_CAUTION))
+        )
         scaled = logits / chosen
         row = {
             "mode": mode,

@@ -9,7 +9,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 RANGE = (0.02, 50.0)  #: temperatures that are searched
-CAUTION = 1.0  #: standard errors by which a temperature stays nearer to 1 than the best one
+CAUTION = 1.5  #: standard errors by which a temperature stays nearer to 1 than the best one
 
 
 def negative_log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
@@ -55,8 +55,10 @@ def temperature_error(logits: Tensor, labels: Tensor, temperature: float) -> flo
     return math.inf if curve <= 0 else float(pull.square().mean().sqrt()) / curve / math.sqrt(len(labels))
 
 
-def cautious_temperature(logits: Tensor, labels: Tensor, bias: float = 0.0) -> float:
-    """The temperature nearest to 1 within `CAUTION` standard errors of the best one, on a log scale.
+def cautious_temperature(
+    logits: Tensor, labels: Tensor, bias: float = 0.0, caution: float = CAUTION
+) -> float:
+    """The temperature nearest to 1 within `caution` standard errors of the best one, on a log scale.
 
     Logits [n, C] and labels [n] are those of held-out images. A method that is calibrated already stays as it
     is, unless enough images show otherwise. `bias` is how much higher log T of the methods that answered is
@@ -64,7 +66,7 @@ def cautious_temperature(logits: Tensor, labels: Tensor, bias: float = 0.0) -> f
     """
     best = fit_temperature(logits, labels)
     log = math.log(best) - bias
-    error = CAUTION * temperature_error(logits, labels, best)
+    error = caution * temperature_error(logits, labels, best)
     return math.exp(math.copysign(max(0.0, abs(log) - error), log))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dear.calibration.reference import drawn, held_out_nearness
 from dear.calibration.scales import Calibration, ModeCalibration, combined, standard
-from dear.calibration.temperature import auroc, cautious_temperature, fit_temperature
+from dear.calibration.temperature import CAUTION, auroc, cautious_temperature, fit_temperature
 from dear.data.duplicates import find_duplicates
 from dear.data.folds import Places, equal_rows
 from dear.methods.base import Method
@@ -37,6 +37,7 @@ LEAST_NEW = 4  #: classes held out in all turns; fewer say nothing about a tempe
 ENOUGH_IMAGES = 80  #: in a set of which a slow method holds out the first part alone
 #: log T fitted on methods that learned from two thirds of the images is higher by this much (docs/answers.md)
 TWO_THIRDS_BIAS = 0.1
+TOWER_CAUTION = 1.0  #: standard errors toward 1 for methods that train inside the tower
 
 
 def calibrate(
@@ -133,7 +134,7 @@ def _fit_mode(
     mode: str, held: HeldOut, left: list[HeldOutClasses], open_classes: bool, bias: float
 ) -> ModeCalibration:
     logits, labels = held.logits[mode], held.labels
-    temperature = cautious_temperature(logits, labels, bias)
+    temperature = cautious_temperature(logits, labels, bias, TOWER_CAUTION if bias else CAUTION)
     before, after = (_error(z, labels) for z in (logits, logits / temperature))
     new_temperature = temperature
     if left and open_classes:
