@@ -38,10 +38,10 @@ def unequal(*number: int) -> Colors:
 
 
 def test_unused_validation_images_are_said(tmp_path: Path) -> None:
-    for split in ("train", "test", "val"):
+    for side, split in ((8, "train"), (9, "test"), (10, "val")):
         for name in ("red", "blue"):
             (tmp_path / split / name).mkdir(parents=True)
-            Image.new("RGB", (8, 8), name).save(tmp_path / split / name / "0.png")
+            Image.new("RGB", (side, side), name).save(tmp_path / split / name / "0.png")
     (said,) = split_notices(str(tmp_path))
     assert "2 validation images are not used" in said
     shutil.rmtree(tmp_path / "test")  # without test images they are tested on

@@ -206,6 +206,18 @@ def find_file_duplicates(paths: Sequence[str | os.PathLike[str]]) -> Duplicates:
     return _search_files(tuple((os.path.abspath(path), _state(path)) for path in paths))
 
 
+def count_shared_files(
+    training: Sequence[str | os.PathLike[str]], test: Sequence[str | os.PathLike[str]]
+) -> int:
+    """How many test files have the content of a training file; only files of equal size are read."""
+    sizes, tests = ([(_state(path) or (None,))[0] for path in paths] for paths in (training, test))
+    common = (set(sizes) & set(tests)) - {None}
+    contents = {file_digest(path) for path, size in zip(training, sizes, strict=True) if size in common}
+    return sum(
+        size in common and file_digest(path) in contents for path, size in zip(test, tests, strict=True)
+    )
+
+
 def _state(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
     """What changes when a file does; None: it is not there."""
     try:

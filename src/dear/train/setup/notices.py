@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from dear.clip.model import Clip
-from dear.data.duplicates import MOST_IMAGES, Duplicates
-from dear.data.images import ImageSet
+from dear.data.duplicates import MOST_IMAGES, Duplicates, count_shared_files
+from dear.data.images import FileImages, ImageSet
 from dear.data.open import open_data
 from dear.errors import DataError
 from dear.heads.concept_words import readable_words
@@ -55,9 +55,31 @@ def duplicate_notices(duplicates: Duplicates) -> list[str]:
 
 
 def split_notices(data: str | None, root: str | None = None) -> list[str]:
-    """A sentence where validation images lie unused beside training and test images."""
+    """Sentences where test images are copies of training images, or validation images are not used."""
     if data is None or not os.path.exists(data):  # a benchmark or a task of the world
         return []
+    return [*_shared_notices(data, root), *_validation_notices(data, root)]
+
+
+def _shared_notices(data: str, root: str | None) -> list[str]:
+    try:
+        training, test = (open_data(data, split, root=root) for split in ("train", "test"))
+    except DataError:
+        return []
+    if not isinstance(training, FileImages) or not isinstance(test, FileImages):
+        return []
+    shared = count_shared_files(
+        *([images.path(index) for index in range(len(images))] for images in (training, test))
+    )
+    if not shared:
+        return []
+    return [
+        f"{shared} of {len(test)} test images are copies of training images, so test accuracy is too high; "
+        "dear audit --data lists them"
+    ]
+
+
+def _validation_notices(data: str, root: str | None) -> list[str]:
     try:
         test, val = (open_data(data, split, root=root) for split in ("test", "val"))
     except DataError:
