@@ -17,7 +17,7 @@ from dear.clip.identity import WeightDigests, identity
 from dear.clip.sharing import map_tensors
 from dear.clip.tokenizer import Tokenizer, tokenize
 from dear.clip.towers import TextTower, VisionTower, initialize
-from dear.clip.variant import Variant, as_variant, cast
+from dear.clip.variant import ImageParts, Variant, as_variant, cast
 from dear.errors import InputError, UsageError
 from dear.images.views import Source, normalize, read_views, resize_crop
 
@@ -158,7 +158,7 @@ class Clip(nn.Module):
     def focused(self, heads: Sequence[Head]) -> Clip:
         """The same weights with the terms of some heads next to the image feature; () for none.
 
-        `encode_image` then returns [B, 2 E]: the image feature, and the part of it that these heads add.
+        `encode_image` then returns rows [B, 2 E]; `parts` returns the feature and what these heads add to it.
         The same heads return the same object, so that adapters share its work.
         """
         return as_variant(self, Variant(self.correction, tuple(sorted(set(heads)))))
@@ -235,7 +235,13 @@ class Clip(nn.Module):
                 features: Tensor = visual(pixels)
                 return features
             features, terms = visual.features_and_terms(visual.embed(pixels), 1, (self.focus,))
-        return torch.cat([features, *terms], dim=-1)
+        return ImageParts(features, *terms).joined()
+
+    def parts(self, rows: Tensor) -> ImageParts:
+        """The parts of rows [..., W] that `encode_image` returned, by name."""
+        if not self.focus:
+            return ImageParts(rows)
+        return ImageParts(*rows.split(self.config.embed_dim, dim=-1))
 
     @torch.no_grad()
     def encode_text(self, texts: Sequence[str] | Tensor) -> Tensor:

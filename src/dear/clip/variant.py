@@ -7,7 +7,7 @@ same object as long as anything uses it, so that adapters share its work.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -34,6 +34,17 @@ class Variant:
 
     correction: Correction | None = None  #: of the image feature
     focus: tuple[Head, ...] = ()  #: heads whose terms `encode_image` returns next to the feature
+
+
+class ImageParts(NamedTuple):
+    """What `Clip.encode_image` returns of each image, by name."""
+
+    feature: Tensor  #: [..., E], the image feature
+    focus: Tensor | None = None  #: [..., E], the part of it that the heads of the focus add
+
+    def joined(self) -> Tensor:
+        """One row per image, [..., E] or [..., 2 E], as caches store it; `Clip.parts` is the inverse."""
+        return self.feature if self.focus is None else torch.cat([self.feature, self.focus], dim=-1)
 
 
 @dataclass(frozen=True)

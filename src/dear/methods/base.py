@@ -188,8 +188,7 @@ class Method(nn.Module):
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Image features [B, E], not of unit length; here those of the frozen backbone."""
-        features = frozen[0] if self.cut == "feature" else frozen_feature(self.clip, self.cut, frozen[0])
-        return features[..., : self.clip.config.embed_dim]  # a focus stands behind it
+        return self.clip.parts(frozen_feature(self.clip, self.cut, frozen[0])).feature
 
     def texts(self) -> Tensor:
         """Text features [C, E] of the classes; here the frozen ones of the prompts."""

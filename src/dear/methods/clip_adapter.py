@@ -48,7 +48,7 @@ class CLIPAdapter(Method):
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """f* [B, E], the mixture of adapted and frozen features; a focus is read at the feature's length."""
         read = frozen[0].to(self.down.dtype)
-        features = read[..., : self.clip.config.embed_dim]
+        features = self.clip.parts(read).feature
         if self.config.focus:
             read = self.reader(read) * features.norm(dim=-1, keepdim=True)
         adapted = F.linear(F.linear(read, self.down).relu(), self.up).relu()

@@ -405,12 +405,12 @@ class DeAR(Method):
             return
         walked = [(features_of(self.clip, batch), batch.labels) for batch in batches(False)]
         features = torch.cat([rows for rows, _ in walked])
-        images, focus = features.tensor_split([self.clip.config.embed_dim], dim=1)
+        images, focus = self.clip.parts(features)
         if self.image_mean is not None:
             self.image_mean.copy_(unit(images.to(self.image_mean.dtype)).mean(dim=0))
         if self.directed:
             self._fit_directions(unit(images), torch.cat([labels for _, labels in walked]).to(images.device))
-        if self.focus_mean is not None:
+        if self.focus_mean is not None and focus is not None:
             self.focus_mean.copy_(focus.mean(dim=0))
 
     def _fit_directions(self, features: Tensor, labels: Tensor) -> None:

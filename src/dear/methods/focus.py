@@ -34,7 +34,7 @@ class FeatureReader(nn.Module):
         super().__init__()
         self.width = clip.feature_width
         self.weight = config.focus_weight
-        self._texts = clip.config.embed_dim
+        self._feature_width = clip.config.embed_dim
         wide = torch.float64 if clip.dtype == torch.float64 else torch.float32
         mean = torch.zeros(self.width, device=clip.device, dtype=wide) if config.focus else None
         self.register_buffer("mean", mean)  # no tensor of the run without a focus
@@ -58,7 +58,7 @@ class FeatureReader(nn.Module):
 
     def image(self, features: Tensor) -> Tensor:
         """The image feature at unit length, to be compared with texts, [..., E]."""
-        return unit(features[..., : self._texts])
+        return unit(features[..., : self._feature_width])
 
 
 @torch.no_grad()

@@ -91,7 +91,7 @@ def _stage_and_feature(
     first = methods[0]
     if first.cut == "feature":
         stage = _stage(methods, pixels, run)
-        return stage, stage[0][:, : clip.config.embed_dim]  # a focus stands behind it
+        return stage, first.clip.parts(stage[0]).feature
 
     def both(given: Tensor) -> Frozen:
         stage, last, cut = first.stages(given)

@@ -98,8 +98,8 @@ def _features(trained: Model, job: Job, views: FrozenViews | None) -> Tensor:
     """Frozen features [n, E] of the training images, in the precision of answers."""
     if views is None or views.method.clip is not trained.bound.clip:
         return trained.features(job.images)
-    own = views.features(None, range(len(job.images)))
-    return own[:, : trained.clip.config.embed_dim]  # a focus stands behind it
+    rows = views.features(None, range(len(job.images)))
+    return trained.clip.parts(rows).feature
 
 
 def _calibrate(
