@@ -40,6 +40,12 @@ def predict(
     ] = False,
     reject_share: opt.RejectShare = 0.05,
     top: Annotated[int, Option(help="Classes per image.")] = 5,
+    together: Annotated[
+        bool,
+        Option(
+            "--together", help="Let the images help each other: an answer then depends on the other images."
+        ),
+    ] = False,
     mode: opt.Mode = None,
     onnx: Annotated[Path | None, Option(help="Exported model to use instead of a run.")] = None,
     backbone: opt.OwnBackbone = None,
@@ -82,6 +88,7 @@ def predict(
         "reject_share": reject_share,
         "top": top,
         "mode": mode,
+        "together": together,
         "backbone": backbone,
         "unreadable": unreadable,
         "csv": csv,
@@ -102,6 +109,8 @@ def predict(
         names = opt.read_class_list(classes, classes_file)
         with stages() as progress:
             predictions = answer(run, files, classes=names, device=device, progress=progress, **settings)
+    if together:
+        say(f"{len(predictions)} images were answered together: each answer depends on the others")
     if csv is not None or (jsonl is not None and not printed):
         say(f"{csv or jsonl}: {len(predictions)} images")
     else:

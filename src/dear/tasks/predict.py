@@ -169,6 +169,7 @@ def predict(
     reject: bool | float = False,
     reject_share: float = 0.05,
     top: int = 5,
+    together: bool = False,
     mode: str | None = None,
     backbone: PathLike | Clip | None = None,
     device: str = "auto",
@@ -190,6 +191,8 @@ def predict(
             of images of known classes that may be rejected.
         reject_share: that share, where `reject` is True.
         top: classes per image.
+        together: let the images help each other (`dear.tasks.together`): the answer of an image depends on
+            the others. For the trained classes of a calibrated run.
         mode: way to predict ("fused", "decoupled"); None: the method's usual one.
         backbone: for a run whose backbone moved.
         device: "auto", "cpu", "cuda", …
@@ -208,6 +211,10 @@ def predict(
     """
     _check_options(top, unreadable)
     share = reject_share if reject is True else float(reject) if reject else None
+    if together and (classes is not None or template is not None or isinstance(run, Exported)):
+        raise UsageError(
+            "together answers with the trained classes of a run; leave classes, template and onnx out"
+        )
     if isinstance(run, Exported):
         check_exported(classes=classes, template=template, reject=reject or None, backbone=backbone)
         answers = _predict_exported(run, _files(images), top, mode, unreadable)
@@ -230,6 +237,10 @@ def predict(
             unreadable=unreadable,
             progress=progress,
         )
+        if together:
+            from dear.tasks.together import answer_together
+
+            answers = answer_together(model, pictures, answers, top, mode)
     predictions = Predictions(tuple(answers))
     errors = predictions.errors
     if errors and len(errors) == len(predictions):
