@@ -92,7 +92,7 @@ def test_rest_of_a_draw(photos: Path) -> None:
     assert "cannot be measured" in job.notices[-1]
     with pytest.raises(UsageError, match="shots"):
         prepare(Spec(data=str(photos), method="proker", unlabeled="rest"), clip=CLIP)
-    with pytest.raises(DataError, match="4 shots"):
+    with pytest.raises(DataError, match="all 12 images"):
         prepare(Spec(data=str(photos), method="proker", shots=4, unlabeled="rest"), clip=CLIP)
 
 

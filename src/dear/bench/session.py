@@ -18,6 +18,7 @@ from dear.bench.cells import Cell, Data, Environment, Pool, draw_path
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
+from dear.data.unlabeled import REST, rest_of
 from dear.errors import DearError, RoleError, RunError
 from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.roles import RoleMap
@@ -98,7 +99,14 @@ class Session:
 
         With `keep` the adapter is cached for other protocols, and theirs are taken.
         """
-        job = prepare(self.cell.spec, self.draw(pool), drawn=True, clip=self.clip, roles=self.roles())
+        drawn, rest = self.draw(pool), None
+        if self.cell.spec.unlabeled == REST:
+            rest = rest_of(pool.draw(0, self.cell.seed), drawn)
+        job = prepare(
+            self.cell.spec, drawn, drawn=True, clip=self.clip, roles=self.roles(), unlabeled=rest
+        )  # fmt: skip
+        if job.pool is not None:
+            self.record["unlabeled"] = job.pool.facts()
         self.record["epochs"] = job.recipe.epochs
         if job.focus is not None:
             self.record["focus"] = job.focus.role

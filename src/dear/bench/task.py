@@ -84,6 +84,7 @@ def run(
     targets: Names | None = None,
     roles: str | None = None,
     focus: str | None = None,
+    unlabeled: bool = False,
     options: Mapping[str, Any] | Sequence[str] | None = None,
     recipe: str | Mapping[str, Any] | Sequence[str] | None = None,
     template: Mapping[str, str] | Sequence[str] | None = None,
@@ -115,6 +116,7 @@ def run(
         targets: datasets to test on (cross-dataset, domain-shift).
         roles: role map of the backbone, or "table2".
         focus: role to focus on, or "auto", for methods that can.
+        unlabeled: learn from the training images that the draw leaves out, without their labels, as well.
         options: of methods, as {"dear.beta": 0.8}.
         recipe: a preset of the methods that have it, values of the recipe by name, or a list of both.
         template: prompt per dataset.
@@ -148,7 +150,7 @@ def run(
         request,
         methods=names,
         targets=None if targets is None else _datasets(targets),
-        training=request.training.changed(focus=focus),
+        training=request.training.changed(focus=focus, unlabeled="rest" if unlabeled else None),
     )
     environment = replace(environment, adapters=str((Path(out) / "adapters").resolve()))
     cells = plan(protocol, request)

@@ -60,6 +60,10 @@ def bench(
     shots: Shots = None,
     targets: Annotated[str | None, Option(help="Datasets to test on (cross-dataset, domain-shift).")] = None,
     roles: Roles = None,
+    unlabeled: Annotated[
+        bool,
+        Option("--unlabeled", help="Learn from the training images outside the draw, without their labels."),
+    ] = False,
     focus: Annotated[
         str | None, Option(help="Role to focus on, or auto, for methods that can (see `dear adapt`).")
     ] = None,
@@ -103,6 +107,7 @@ def bench(
             targets=targets,
             roles=roles,
             focus=focus,
+            unlabeled=unlabeled,
             options=options,
             recipe=recipe,
             template=template,

@@ -66,6 +66,19 @@ def without_labels(images: ImageSet) -> Relabeled:
     return Relabeled(images, torch.full((len(images),), UNLABELED, dtype=torch.int64), ())
 
 
+def rest_of(images: ImageSet, drawn: ImageSet) -> Relabeled:
+    """The images of a set that a draw leaves out, without their labels.
+
+    Raises:
+        DataError: the draw leaves none out.
+    """
+    keys = {drawn.key(index) for index in range(len(drawn))}
+    rest = [index for index in range(len(images)) if images.key(index) not in keys]
+    if not rest:
+        raise DataError(f"{images.name}: all {len(drawn)} images are drawn; unlabeled = 'rest' needs others")
+    return without_labels(images.subset(rest))
+
+
 def unlabeled_images(items: Sequence[ImageLike]) -> ListedImages:
     """A list of files and Pillow images as a set without labels.
 

@@ -198,8 +198,9 @@ class Spec(Strict, frozen=True):
     def _deciding(self) -> dict[str, Any]:
         values = {name: plain(getattr(self, name)) for name in _DECIDING}
         values["correction"] = self.correction and self.correction.get("digest")
-        if self.unlabeled_digest:
-            values |= {name: plain(getattr(self, name)) for name in _DECIDING_WHERE_SET}
+        if (self.unlabeled_digest or self.unlabeled) and self.unlabeled_weight != 0:
+            source = self.unlabeled_digest or self.unlabeled  # a planned training knows no digest yet
+            values |= {"unlabeled_digest": source, "unlabeled_weight": self.unlabeled_weight}
         return values
 
     def differences(self, other: Spec) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from dear.data.check import find_unreadable
 from dear.data.duplicates import Duplicates
 from dear.data.images import ImageSet, Source, content_digest
-from dear.data.unlabeled import REST, Relabeled, open_unlabeled, unlabeled_part, without_labels
+from dear.data.unlabeled import REST, Relabeled, open_unlabeled, rest_of, unlabeled_part
 from dear.errors import DataError, UsageError
 from dear.methods.base import Method
 from dear.runs.feature_cache import FeatureCache
@@ -137,13 +137,7 @@ def find_pool(spec: Spec, images: ImageSet, all_images: ImageSet | None, drawn: 
     if spec.unlabeled == REST:
         if all_images is None or not spec.shots:
             raise UsageError("unlabeled = 'rest' means the images that shots leave out; give shots")
-        keys = {images.key(index) for index in range(len(images))}
-        rest = [index for index in range(len(all_images)) if all_images.key(index) not in keys]
-        if not rest:
-            raise DataError(
-                f"{images.name}: {spec.shots} shots leave no image out; unlabeled = 'rest' needs some"
-            )
-        return without_labels(all_images.subset(rest))
+        return rest_of(all_images, images)
     if spec.unlabeled is not None:
         return open_unlabeled(spec.unlabeled, spec.root)
     source: Source | None = getattr(images, "source", None)
