@@ -310,7 +310,8 @@ class LabelingSession:
                 return
             self._idle.clear()
             self._train()
-            self._forecast()
+            if not self._wake.is_set():  # new labels are learned first
+                self._forecast()
             if not self._wake.is_set():
                 self._idle.set()
 
