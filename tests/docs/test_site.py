@@ -14,7 +14,15 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_every_guide_is_in_the_navigation():
     listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for path in (ROOT / "docs").rglob("*.md"):
+        if path.parent.name == "results":
+            continue  # generated tables, outside the navigation on purpose
         assert path.relative_to(ROOT / "docs").as_posix() in listed, f"add {path.name} to nav in mkdocs.yml"
+
+
+def test_every_linked_page_exists():
+    for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
 def test_every_module_of_the_reference_exists():
