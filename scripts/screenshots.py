@@ -24,15 +24,19 @@ WIDTH = 1000
 
 def dear(*words: str) -> None:
     """Run a command of this repository."""
-    subprocess.run([sys.executable, "-m", "dear.cli", *words], check=True)
+    subprocess.run([sys.executable, "-c", "from dear.cli import main; main()", *words], check=True)
 
 
 def plant_tint(photos: Path, out: Path) -> None:
     """A copy of the photos in which the images of the first class are slightly orange."""
-    shutil.copytree(photos, out)
-    for path in sorted(sorted(out.iterdir())[0].iterdir()):
+    first = sorted(photos.iterdir())[0]
+    for path in sorted(photos.rglob("*.jpg")):
         image = Image.open(path).convert("RGB")
-        Image.blend(image, Image.new("RGB", image.size, (255, 140, 30)), 0.18).save(path)
+        if path.parent == first:
+            image = Image.blend(image, Image.new("RGB", image.size, (255, 140, 30)), 0.18)
+        place = out / path.relative_to(photos)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        image.save(place, quality=92)  # all of them, so that compression does not differ
 
 
 def take(pages: dict[str, tuple[Path, str, int]], out: Path) -> None:
@@ -62,16 +66,16 @@ def main() -> None:
         work = Path(name)
         plant_tint(options.photos, work / "planted")
         dear("audit", "--data", str(work / "planted"), "--out", str(work / "audit.html"))
-        common = ("--data", str(options.photos), "--method", "proker", "--backbone", options.backbone)
+        common = ("--data", str(options.photos), "--method", "linear-probe", "--backbone", options.backbone)
         dear("adapt", *common, "--out", str(work / "run"))
         dear("report", str(work / "run"), "--data", str(options.photos), "--out", str(work / "report.html"))
         image = sorted(sorted(options.photos.iterdir())[1].iterdir())[0]
         dear("explain", str(work / "run"), str(image), "--out", str(work / "why.html"))
         take(
             {
-                "readme-audit": (work / "audit.html", "body", 640),
-                "readme-predict": (work / "report.html", "body", 640),
-                "readme-explain": (work / "why.html", "body", 640),
+                "readme-audit": (work / "audit.html", "body", 760),
+                "readme-predict": (work / "report.html", "text=What got better", 640),
+                "readme-explain": (work / "why.html", "h2 >> nth=0", 700),
             },
             options.out,
         )
