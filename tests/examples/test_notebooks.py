@@ -14,7 +14,11 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(path.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(path.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
+    )
     notebook = nbformat.read(path, as_version=4)
-    assert any(cell.get("outputs") for cell in notebook.cells), "stored without outputs: jupyter nbconvert --execute"
+    assert any(cell.get("outputs") for cell in notebook.cells), (
+        "stored without outputs: jupyter nbconvert --execute"
+    )
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
