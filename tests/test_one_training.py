@@ -16,6 +16,7 @@ from dear.bench.session import Session
 from dear.cli import build_app
 from dear.data.shots import few_shot
 from dear.heads.known_roles import known_roles
+from dear.methods import build_method
 from dear.runs.folder import read_config
 from dear.runs.model import Model
 from dear.runs.spec import Spec
@@ -23,7 +24,7 @@ from dear.studio.state import StudioState
 from dear.studio.training import Trainer
 from dear.tasks.adapt import adapt
 from dear.tasks.repair import repair
-from dear.train.setup.prepare import settings as completed
+from dear.train.setup.prepare import explicit_options, recipe_for
 
 COUNTS = (3, 5, 8, 8)
 SHOTS, SEED, EPOCHS = 6, 3, 1
@@ -161,20 +162,19 @@ def test_a_bench_cell_trains_as_adapt_does_with_nothing_said(name: str) -> None:
 
 def test_dear_is_planned_as_adapt_trains_it() -> None:
     """Few images: the same least number of steps, and the paper's ten epochs where its preset is named."""
+    clip = dear.load("mini")
     images = few_shot(dear.open_data("world:textures"), 2, SEED)
-    request = Request(
-        "mini", "sha256:0", known_roles(dear.load("mini")), ["dear"], ["world:textures"], [SEED], [2]
-    )
+    request = Request("mini", "sha256:0", known_roles(clip), ["dear"], ["world:textures"], [SEED], [2])
     (cell,) = plan("few-shot", request)
-    ours, theirs = (
-        completed(spec, images.labels) for spec in (cell.spec, Spec(method="dear", shots=2, seed=SEED))
-    )
+    method = build_method("dear", clip, images.classes, roles=known_roles(clip))
+    specs = (cell.spec, Spec(method="dear", shots=2, seed=SEED))
+    ours, theirs = ((explicit_options(spec), recipe_for(spec, method, images.labels)) for spec in specs)
     assert ours[1] == theirs[1]
     assert ours[1].epochs > 10
     assert not {"views", "precision"} & set(cell.spec.recipe)  # as in adapt, the processor decides
     assert theirs[0].items() <= ours[0].items()
     (paper,) = plan("few-shot", replace(request, methods=["dear@paper"]))
-    assert completed(paper.spec, images.labels)[1].epochs == 10
+    assert recipe_for(paper.spec, method, images.labels).epochs == 10
 
 
 def test_dear_is_the_recommended_preset_on_a_bench_too() -> None:
