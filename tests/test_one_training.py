@@ -123,7 +123,9 @@ def test_choose_and_adapt_trains_the_same(photos: Path, tmp_path: Path) -> None:
     words = f"choose --data {photos} --methods linear-probe --folds 2 --shots {SHOTS} --seed {SEED}"
     command = f"{words} --unreadable skip --adapt --out {tmp_path / 'chosen'}"
     build_app()(command.split(), standalone_mode=False)
-    adapt(photos, tmp_path / "run", **{**settings("linear-probe"), "recipe": None})
+    adapt(
+        photos, tmp_path / "run", **{**settings("linear-probe"), "recipe": None, "shots": None}
+    )  # all images
     same(Model.load(tmp_path / "run"), Model.load(tmp_path / "chosen"))
 
 

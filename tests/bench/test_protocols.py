@@ -315,7 +315,7 @@ def test_presets_of_a_method_are_planned_and_named(asked, monkeypatch):
     assert changed.spec.options["beta"] == 0.2
     with pytest.raises(UsageError, match=r"'slow'.*paper, quick"):
         plan("base-to-novel", asked(methods=["dear@slow"]))
-    with pytest.raises(UsageError, match="it has none"):
+    with pytest.raises(UsageError, match="'slow'"):
         plan("base-to-novel", asked(methods=["coop@slow"]))
 
 

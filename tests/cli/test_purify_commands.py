@@ -90,9 +90,9 @@ def test_the_page_about_purification_is_true(run: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "say what to write"),
-        (["--onnx", "x.onnx", "--merged", "x"], "say what to write"),
-        (["--merged", "x", "--classes", "cat"], "leave out --classes"),
+        ([], "onnx"),
+        (["--onnx", "x.onnx", "--merged", "x"], "onnx"),
+        (["--merged", "x", "--classes", "cat"], "classes"),
     ],
 )
 def test_export_says_what_is_missing(run: Path, words: list[str], message: str) -> None:
@@ -102,5 +102,5 @@ def test_export_says_what_is_missing(run: Path, words: list[str], message: str) 
 
 def test_a_grid_reads_options_in_the_same_way(tmp_path: Path) -> None:
     words = ["bench", "leave-one-domain-out", "--methods", "purify", "--datasets", "world:domains"]
-    with pytest.raises(UsageError, match="weight = 'much'"):
+    with pytest.raises(UsageError, match=r"weight .*'much'"):
         call(*words, "--out", str(tmp_path), "--device", "cpu", "--set", "purify.weight=much")

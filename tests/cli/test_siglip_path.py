@@ -49,7 +49,7 @@ def test_strong_dear_on_a_siglip_folder(place: Path, monkeypatch: pytest.MonkeyP
     assert status == 0, said
     rows = list(csv.DictReader((tmp_path / "answers.csv").open()))
     assert len(rows) == 30
-    assert {row["class"] for row in rows} <= {"apple pie", "green salad", "tomato soup"}
+    assert {row["answer"] for row in rows} <= {"apple pie", "green salad", "tomato soup"}
     assert dear("evaluate", "run", "--data", "food")[0] == 0
 
 

@@ -15,7 +15,7 @@ from dear.cli import build_app
 from dear.utils.parallel import cpu_limit
 
 #: Commands that list, copy, or show what is there.
-IDLE = {"backbones", "methods", "list", "cache", "clear", "show", "push", "pull", "bundle"}
+IDLE = {"backbones", "methods", "list", "cache", "clear", "show", "push", "pull", "bundle", "import"}
 
 
 def commands(group, prefix=()):

@@ -21,7 +21,7 @@ from tiny import mixed_roles, tiny_clip, token_ids
 
 from dear.bench.engines import exit_with_parent
 from dear.data import open_data
-from dear.errors import DearError, InputError, OutOfMemory
+from dear.errors import DataError, DearError, OutOfMemory
 from dear.heads.corpus.build import Phrase
 from dear.heads.corpus.load import Corpus
 from dear.heads.discover import discover_roles
@@ -127,23 +127,23 @@ class Small:
 
 
 def test_evaluation_and_prediction_halve_the_batch_and_say_so(photos, monkeypatch, caplog):
-    expected = Model(method(ZeroShot)).evaluate(photos)
+    expected = Model(method(DeAR)).evaluate(photos)
     paths = [photos.path(i) for i in range(len(photos))]
-    sure = Model(method(ZeroShot)).probabilities(paths)
-    small = Small(monkeypatch, ZeroShot, ["all_logits", "logits"], room=4)
+    sure = Model(method(DeAR)).probabilities(paths)
+    small = Small(monkeypatch, DeAR, ["all_logits", "logits"], room=4)
     with caplog.at_level(logging.WARNING, "dear"):
-        found = Model(method(ZeroShot)).evaluate(photos)
+        found = Model(method(DeAR)).evaluate(photos)
     assert max(small.sizes) == 12
     assert caplog.messages == [
         "dear: out of memory with 12 images at once; going on with 6",
         "dear: out of memory with 6 images at once; going on with 3",
     ]
-    assert torch.equal(found.answers["default"], expected.answers["default"])
-    torch.testing.assert_close(found.confidence["default"], expected.confidence["default"])
-    torch.testing.assert_close(Model(method(ZeroShot)).probabilities(paths), sure)
-    Small(monkeypatch, ZeroShot, ["all_logits"], room=0)
+    assert torch.equal(found.answers["fused"], expected.answers["fused"])
+    torch.testing.assert_close(found.confidence["fused"], expected.confidence["fused"])
+    torch.testing.assert_close(Model(method(DeAR)).probabilities(paths), sure)
+    Small(monkeypatch, DeAR, ["all_logits"], room=0)
     with pytest.raises(OutOfMemory, match="not even one image"):
-        Model(method(ZeroShot)).evaluate(photos)
+        Model(method(DeAR)).evaluate(photos)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
@@ -170,9 +170,9 @@ def test_other_errors_are_not_taken_for_missing_memory(photos, monkeypatch):
     def broken(self, pixels):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(ZeroShot, "all_logits", broken)
+    monkeypatch.setattr(DeAR, "all_logits", broken)
     with pytest.raises(RuntimeError, match="shapes"):
-        Model(method(ZeroShot)).evaluate(photos)
+        Model(method(DeAR)).evaluate(photos)
 
 
 def test_discovery_continues_where_it_was_and_reads_only_the_rest(photos, tmp_path):
@@ -212,7 +212,7 @@ def test_discovery_does_not_continue_from_something_else(photos, tmp_path, chang
         shutil.copytree(tmp_path / "photos", tmp_path / "other")
         others = open_data(tmp_path / "other", "all")
         others.path(11).unlink()
-        with pytest.raises(InputError):
+        with pytest.raises(DataError, match=others.paths[11]):
             discover_roles(clip(), others.subset(range(1, 12)), corpus=WORDS, batch_size=1, keep=keep)
         assert keep.exists()
     else:

@@ -54,8 +54,8 @@ def test_every_step_and_what_is_kept_of_it_count(monkeypatch: pytest.MonkeyPatch
 def test_calibration_is_counted_as_its_trainings() -> None:
     found = estimate(planned(calibrate=True, recipe={"views": 0}))
     assert found is not None
-    # Each half of the images in turn, and one training without a quarter of the classes.
-    assert found.calibration == pytest.approx((0.5 + 0.5 + 0.5) * found.training)
+    # Without each third of the images in turn, and one training without a quarter of the classes.
+    assert found.calibration == pytest.approx((3 * 2 / 3 + 0.5) * found.training)
     cached = estimate(planned(calibrate=True, recipe={"views": 2}))
     assert cached is not None
     assert cached.calibration < 1.5 * cached.training  # what is frozen is computed once for all of them

@@ -88,7 +88,6 @@ def test_gray_and_transparent_arrays() -> None:
 @pytest.mark.parametrize(
     ("labels", "item"),
     [
-        (["red", None] * 6, "label 1"),
         (["red", float("nan")] * 6, "label 1"),
         (["red", np.nan] * 6, "label 1"),
         (["red", pd.NA] * 6, "label 1"),

@@ -63,7 +63,9 @@ def test_groups_of_steps_do_not_depend_on_where_a_run_began(monkeypatch: pytest.
 def test_nothing_ahead_but_the_prefix_without_regularization() -> None:
     method, feed = task()  # with a class token at layer J
     assert len(method.frozen_stage(feed.at(0).pixels)) == 3
-    plain = DeAR(method.clip, method.classes, roles=mixed_roles(), ids=token_ids(), lambda_reg=0.0)
+    plain = DeAR(
+        method.clip, method.classes, roles=mixed_roles(), ids=token_ids(), lambda_reg=0.0, directions="none"
+    )
     assert len(plain.frozen_stage(feed.at(0).pixels)) == 2
 
 

@@ -57,7 +57,7 @@ def is_run(source: str | os.PathLike[str]) -> bool:
     try:
         with open(os.path.join(text, "config.json"), encoding="utf-8") as file:
             config = json.load(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and config.get("format") == FORMAT
 
