@@ -146,7 +146,7 @@ def test_classifier_without(tmp_path: Path) -> None:
         (("audit",), "--data"),
         (("audit", "--data", "world:shortcut-place", "--concept", "smell"), "smell"),
         (("zeroshot", "--data", "world:shortcut-place", "--without", "smell"), "smell"),
-        (("zeroshot", "--data", "world:shortcut-place", "--way", "words"), "--without"),
+        (("zeroshot", "--data", "world:shortcut-place", "--way", "words"), "without"),
         (("zeroshot", "--data", "world:shortcut-place", "--without", "color", "--way", "magic"), "magic"),
         (
             ("zeroshot", "--data", "world:shortcut-place", "--without", "emotion", "--way", "examples"),

@@ -58,7 +58,7 @@ def test_calibration_is_counted_as_its_trainings() -> None:
     assert found.calibration == pytest.approx((3 * 2 / 3 + 0.5) * found.training)
     cached = estimate(planned(calibrate=True, recipe={"views": 2}))
     assert cached is not None
-    assert cached.calibration < 1.5 * cached.training  # what is frozen is computed once for all of them
+    assert cached.calibration < 2.5 * cached.training  # what is frozen is computed once for all of them
     few = estimate(planned(each=3, calibrate=True, recipe={"epochs": 30}))
     assert LEAST_IMAGES > 3 * 3
     assert few is not None

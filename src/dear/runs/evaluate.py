@@ -61,6 +61,7 @@ class Evaluation:
     scores: dict[str, Tensor] | None = None  #: mode -> [n], compared with thresholds; None: no calibration
     mode: str | None = None  #: the mode of `report`; None: the method's usual one
     title: str = ""  #: model and data, in words
+    removed: str = ""  #: what was removed from the backbone, in words
     rejection: Rejection | None = None  #: of images of no class, where some were given
 
     @property
@@ -126,6 +127,7 @@ class Evaluation:
             "modes": self.accuracy,
             **self.calibration_errors(mode),
             **worst,
+            **({"removed": self.removed} if self.removed else {}),
             **({} if self.rejection is None else {"unknown": self.rejection.report()}),
         }
 

@@ -191,8 +191,9 @@ def zeroshot(
         "zeroshot", clip, images.classes, template=template or images.template, ensemble=ensemble
     )
     evaluation = Model(method).evaluate(images, unreadable=unreadable, cached=True, progress=progress)
-    removed = "" if clip.correction is None else f", without {clip.correction.note}"
-    return replace(evaluation, title=f"{clip.name} on {images.name}, zero-shot{removed}")
+    note = "" if clip.correction is None else clip.correction.note
+    title = f"{clip.name} on {images.name}, zero-shot{note and f', without {note}'}"
+    return replace(evaluation, title=title, removed=note)
 
 
 def _load(backbone: PathLike | Clip, device: str) -> Clip:
