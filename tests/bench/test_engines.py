@@ -119,7 +119,7 @@ def test_ray_reports_a_cell_whose_worker_is_always_lost(tmp_path, work, ray):
 
 def test_missing_ray_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"pip install '.\[cluster\]'"):
+    with pytest.raises(UsageError, match="cluster"):
         make_engine("ray", engines.attempt)
 
 
