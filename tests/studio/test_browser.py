@@ -28,7 +28,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium here; scripts/install-chromium gets one"
 )
-PATIENCE = 90_000  # milliseconds: the machine may be busy
+PATIENCE = 400_000  # milliseconds: the machine may be busy
 
 
 @contextlib.contextmanager
