@@ -345,7 +345,8 @@ def _audit_concepts(
     for number, (concept, association, _) in enumerate(measured):
         heads = () if roles is None or concept.role is None else roles.select(concept=concept.role)
         finding = judge(association, None, heads, len(measured), images.classes)
-        if tested is not None and (tested.quick or finding.verdict == ASSOCIATED):
+        named = concept in settings.concept  # a concept that the caller names is always tested
+        if tested is not None and (tested.quick or named or finding.verdict == ASSOCIATED):
             examples = None if concept.words else settings.examples
             ways = ways_to_remove(clip, concept, collected, roles, examples)
             reliance, answers, removals[concept.name] = tested.without(ways)
