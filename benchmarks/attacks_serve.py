@@ -4,8 +4,9 @@
     python benchmarks/attacks_serve.py --only pipelining chunks --seconds 5
 
 Every row has the longest wait of `/health/live` and of a one-image request of another key while an attack
-runs, next to the same without an attack (the machine may be busy), and the statuses that the attack got. All
-traffic is on the loopback. nginx is used if it is installed (`apt-get install nginx-light`).
+runs, next to the same without an attack (the machine may be busy: `load` is its load average), the processor
+time of the event loop, and the statuses that the attack got. All traffic is on the loopback. nginx is used if
+it is installed (`apt-get install nginx-light`).
 """
 
 from __future__ import annotations
@@ -13,30 +14,35 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import multiprocessing
+import os
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import httpx
 import torch
 from measure.http_load import server
 from measure.serving import jpegs
+from serve_gpu import write_run
 
 import dear
 from dear.tasks.speed import add_rows, machine
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serve"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from hostile import empty_webp, many_scans
 
+VICTIM_ADDRESS, HOSTILE_ADDRESS = "127.0.0.2", "127.0.0.3"  # a proxy's limits are per address
 VICTIM, HOSTILE, MANAGE = "the-key-of-a-victim-01", "the-key-of-an-attacker", "the-management-key-0123"
 NGINX = Path(__file__).parents[1] / "examples" / "serve" / "nginx.conf"
 Attack = Callable[[str, str], "Counter[str]"]
@@ -48,11 +54,30 @@ def post(address: str, path: str, count: int = 1, **request: object) -> Counter[
 
     def send(_: int) -> str:
         try:
-            return str(httpx.post(f"{address}{path}", headers=headers, timeout=60, **request).status_code)  # type: ignore[arg-type]
+            with client(HOSTILE_ADDRESS) as sender:
+                return str(sender.post(f"{address}{path}", headers=headers, **request).status_code)  # type: ignore[arg-type]
         except httpx.TransportError as error:
             return type(error).__name__
 
     with ThreadPoolExecutor(count) as pool:
+        return Counter(pool.map(send, range(count)))
+
+
+def client(local_address: str) -> httpx.Client:
+    """A client at one of the addresses of the loopback."""
+    transport = httpx.HTTPTransport(local_address=local_address, verify=False)  # no TLS: no certificates
+    return httpx.Client(timeout=60, transport=transport)
+
+
+def listing(address: str, count: int, at_once: int) -> Counter[str]:
+    """Ask for the list of adapters; statuses."""
+
+    def send(_: int) -> str:
+        with client(HOSTILE_ADDRESS) as sender:
+            reply = sender.get(f"{address}/v1/models", headers={"Authorization": f"Bearer {HOSTILE}"})
+            return str(reply.status_code)
+
+    with ThreadPoolExecutor(at_once) as pool:
         return Counter(pool.map(send, range(count)))
 
 
@@ -62,7 +87,7 @@ def connections(address: str, data: bytes, count: int, seconds: float) -> Counte
     lines, seen = [], Counter[str]()
     for _ in range(count):
         try:
-            line = socket.create_connection((host, int(port)), timeout=5)
+            line = socket.create_connection((host, int(port)), 5, (HOSTILE_ADDRESS, 0))
             line.sendall(data)
             lines.append(line)
             seen["open"] += 1
@@ -86,9 +111,9 @@ def attacks(photo: bytes, seconds: float) -> dict[str, Attack]:
     ] * 255
     form = {"content-type": "multipart/form-data; boundary=x"}
     chunked = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer " + HOSTILE.encode()
-    chunked += b"\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 200_000
+    chunked += b"\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 600_000
     many = "+" + ",".join(f"thing {n}" for n in range(400))
-    segments = b"\xff\xd8" + b"\xff\xe0\x00\x02" * 2_000_000
+    segments = b"\xff\xd8" + b"\xff\xe0\x00\x02" * 7_900_000
     classify = "/v1/models/still/classify"
     return {
         "S1 one new class list at once": lambda a, p: post(
@@ -101,10 +126,7 @@ def attacks(photo: bytes, seconds: float) -> dict[str, Attack]:
         "S4 pipelining": lambda a, p: connections(a, get * 1000, 520, seconds),
         "S5 chunks of one byte": lambda a, p: connections(a, chunked, 20, seconds),
         "S6 silent connections": lambda a, p: connections(a, b"", 1100, seconds),
-        "S7 listing": lambda a, p: Counter(
-            httpx.get(f"{a}/v1/models", headers={"Authorization": f"Bearer {HOSTILE}"}).status_code.__str__()
-            for _ in range(100)
-        ),
+        "S7 listing": lambda a, p: listing(a, 200, 40),
         "S8 new class lists": lambda a, p: sum(
             (post(a, classify, 4, files=files(photo), data={"classes": f"{time.time()}"}) for _ in range(20)),
             Counter[str](),
@@ -128,45 +150,56 @@ def attacks(photo: bytes, seconds: float) -> dict[str, Attack]:
     }  # fmt: skip
 
 
-class Probe:
-    """Asks every 50 ms and keeps the longest wait."""
+def probe(url: str, photo: bytes | None, stop: Event, send: Connection) -> None:
+    """Ask every 50 ms until `stop`; then send the longest wait and the number of failed requests.
 
-    def __init__(self, send: Callable[[], httpx.Response]) -> None:
-        self.longest, self.failed, self._send, self._stop = 0.0, 0, send, threading.Event()
-        self._thread = threading.Thread(target=self._work)
-        self._thread.start()
-
-    def _work(self) -> None:
-        while not self._stop.is_set():
+    It runs in a process: threads of the attacker would wait for the interpreter's lock.
+    """
+    longest, failed = 0.0, 0
+    key = {"Authorization": f"Bearer {VICTIM}"}
+    with client(VICTIM_ADDRESS) as asker:
+        while not stop.is_set():
             began = time.monotonic()
             try:
-                self.failed += self._send().status_code != 200
+                request = {} if photo is None else {"files": files(photo), "headers": key}
+                reply = asker.request("POST" if request else "GET", url, **request)  # type: ignore[arg-type]
+                failed += reply.status_code != 200
             except httpx.TransportError:
-                self.failed += 1
-            self.longest = max(self.longest, time.monotonic() - began)
-            self._stop.wait(0.05)
-
-    def stop(self) -> None:
-        """Ask no longer."""
-        self._stop.set()
-        self._thread.join()
+                failed += 1
+            longest = max(longest, time.monotonic() - began)
+            stop.wait(0.05)
+    send.send((longest, failed))
 
 
-def waits(address: str, photo: bytes, attack: Callable[[], Counter[str]]) -> dict[str, object]:
-    """Longest waits of others while an attack runs."""
-    key = {"Authorization": f"Bearer {VICTIM}"}
-    classify = f"{address}/v1/models/still/classify"
-    with httpx.Client(timeout=60) as one, httpx.Client(timeout=60, headers=key) as other:
-        live = Probe(lambda: one.get(f"{address}/health/live"))
-        victim = Probe(lambda: other.post(classify, files=files(photo)))
-        try:
-            statuses = attack()
-        finally:
-            live.stop()
-            victim.stop()
+def loop_seconds(pid: int) -> float:
+    """Processor time of the thread with the event loop of a service: its main thread."""
+    fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def waits(address: str, photo: bytes, pid: int, attack: Callable[[], Counter[str]]) -> dict[str, object]:
+    """Longest waits of others while an attack runs, and what the attack costs the event loop."""
+    fork = multiprocessing.get_context("fork")  # nothing else runs in this process now
+    targets = {f"{address}/health/live": None, f"{address}/v1/models/still/classify": photo}
+    stop, probes = fork.Event(), []
+    for url, content in targets.items():
+        receive, send = fork.Pipe(duplex=False)
+        process = fork.Process(target=probe, args=(url, content, stop, send))
+        process.start()
+        probes.append((process, receive))
+    before, began = loop_seconds(pid), time.monotonic()
+    try:
+        statuses = attack()
+        used, seconds = loop_seconds(pid) - before, time.monotonic() - began
+    finally:
+        stop.set()
+    (live, live_failed), (victim, victim_failed) = [receive.recv() for _, receive in probes]
+    for process, _ in probes:
+        process.join()
     return {
-        "live_s": round(live.longest, 2), "victim_s": round(victim.longest, 2),
-        "failed": live.failed + victim.failed, "statuses": json.dumps(dict(statuses)),
+        "load": round(os.getloadavg()[0], 1), "live_s": round(live, 2), "victim_s": round(victim, 2),
+        "failed": live_failed + victim_failed, "attack_s": round(seconds, 1), "loop_cpu_s": round(used, 2),
+        "statuses": json.dumps(dict(statuses)),
     }  # fmt: skip
 
 
@@ -180,6 +213,7 @@ def proxied(address: str) -> Iterator[str]:
         text = NGINX.read_text().replace("DEAR;", f"{address.removeprefix('http://')};")
         text = text.replace("LISTEN", f"127.0.0.1:{port}").replace("/tmp/", f"{folder}/")
         (Path(folder) / "nginx.conf").write_text(text)
+        Path(folder).chmod(0o755)  # nginx's workers run as another user and store long bodies here
         command = ["nginx", "-c", f"{folder}/nginx.conf", "-p", folder, "-g", "daemon off;"]
         process = subprocess.Popen(command)
         try:
@@ -207,11 +241,17 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         fitted = dear.Classifier(method="zeroshot", backbone="mini", calibrate=False)
         fitted.fit("world:vehicles").save(folder / "runs" / "still")
+        large = folder / "runs" / "large-0"
+        write_run(large, dear.load("mini"), classes=1000)
+        for number in range(1, 100):
+            shutil.copytree(large, folder / "runs" / f"large-{number}")
         keys = [{"key": VICTIM, "models": ["*"], "name": "victim"}, {"key": HOSTILE, "models": ["*"]}]
         (folder / "keys.json").write_text(json.dumps({"keys": keys, "management": MANAGE}))
         command = [sys.executable, "-c", "from dear.cli import main; main()", "serve", str(folder / "runs"),
-                   "--keys", str(folder / "keys.json"), "--device", "cpu", "--port"]  # fmt: skip
-        address = stack.enter_context(server(command, []))
+                   "--keys", str(folder / "keys.json"), "--gallery", "stored=world:vehicles",
+                   "--device", "cpu", "--port"]  # fmt: skip
+        pids: list[int] = []
+        address = stack.enter_context(server(command, pids))
         fronts = {"none": address}
         if shutil.which("nginx"):
             fronts["nginx"] = stack.enter_context(proxied(address))
@@ -221,7 +261,7 @@ def main() -> None:
                 if options.only and not any(word in name for word in (*options.only, "no attack")):
                     continue
                 row = {"attack": name, "proxy": proxy}
-                row |= waits(front, photo, lambda attack=attack, front=front: attack(front, ""))  # type: ignore[misc]
+                row |= waits(front, photo, pids[0], lambda attack=attack, front=front: attack(front, ""))  # type: ignore[misc]
                 print(json.dumps(row), flush=True)
                 if options.csv:
                     add_rows(options.csv, [{**machine(torch.device("cpu")), **row}])

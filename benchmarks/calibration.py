@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import math
 import time
-from itertools import islice
+import traceback
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure.script import add_options, markdown, parser_of, read
+from measure.script import DEVICE, add_options, markdown, names, numbers, parser_of, read
 from torch import Tensor
 
 import dear
@@ -34,16 +35,17 @@ from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.tasks.speed import add_rows
 from dear.train.calibrate import TOWER_CAUTION, TWO_THIRDS_BIAS, calibration_folds
-from dear.train.crossval import held_parts, joined
+from dear.train.crossval import concat_folds, iter_folds
 from dear.train.fit import fit, trials_of
 from dear.train.frozen import shared_views
 from dear.train.setup.prepare import prepare
 
 TEST = 400  # test images of a task, spread evenly over its classes
 DEVELOPMENT = ("caltech101", "dtd_partial10", "world:textures", "world:scenes")
-METHODS = (
-    "zeroshot,linear-probe,lp-plus-plus,proker,tip-adapter,tip-adapter-f,clip-adapter,prolip,"
-    "dear,dear@quick,dear@paper,coop,vpt,maple,promptsrc,kgcoop,clip-lora,mmrl"
+METHODS = names(
+    "dear,mmrl,coop,promptsrc,clip-lora,kgcoop,maple,vpt,dear@quick,mmrlpp,tcp,prograd,two-stage,skip-tuning,"
+    "dear@paper,rpo,purify,cocoop,"
+    "zeroshot,linear-probe,lp-plus-plus,proker,tip-adapter,tip-adapter-f,clip-adapter,prolip"
 )
 
 
@@ -53,40 +55,45 @@ def main() -> None:
     add_options(
         parser,
         backbone="mini",
-        tasks="world:textures,world:scenes",
-        methods=(METHODS, "names, with @ and a preset"),
         classes=(25, "classes of a task at most, the first ones"),
-        shots="4,16",
-        seeds="1",
+        part=("1/1", "which part of the cells to compute, of how many equal parts"),
         keep=(Path, "folder of logits"),
         csv=Path,
     )
+    parser.add_argument("--tasks", type=names, default=["world:textures", "world:scenes"])
+    parser.add_argument("--methods", type=names, default=METHODS, help="names, with @ and a preset")
+    parser.add_argument("--shots", type=numbers, default=[4, 16])
+    parser.add_argument("--seeds", type=numbers, default=[1])
     args = parser.parse_args()
     {"run": run, "rows": write_rows, "show": show}[args.action](args)
 
 
 def run(args: Any) -> None:
     """Train, and keep the logits of held-out and of test images."""
-    clip = dear.load(args.backbone)
+    clip = dear.load(args.backbone, device=DEVICE)
     args.keep.mkdir(parents=True, exist_ok=True)
-    for task in args.tasks.split(","):
-        whole, test = (dear.open_data(task, split) for split in ("train", "test"))
+    sets = {task: tuple(dear.open_data(task, split) for split in ("train", "test")) for task in args.tasks}
+    part, parts = map(int, args.part.split("/"))
+    cells = list(product(args.seeds, args.methods, args.shots, args.tasks))
+    for seed, cell, shots, task in cells[part - 1 :: parts]:
+        whole, test = sets[task]
         classes = whole.classes[: args.classes]
-        test = some(test.select_classes(classes))
-        for shots in map(int, args.shots.split(",")):
-            for cell in args.methods.split(","):
-                for seed in map(int, args.seeds.split(",")):
-                    name = f"{whole.name.replace(':', '_')}.{shots}.{cell}.{seed}.pt"
-                    if not (args.keep / name).exists():
-                        facts = {"backbone": clip.name, "task": whole.name, "shots": shots, "method": cell}
-                        method, _, preset = cell.partition("@")
-                        spec = Spec(
-                            data=task, method=method, preset=preset or None, seed=seed, shots=shots,
-                            classes=classes, calibrate=False,
-                        )  # fmt: skip
-                        kept = {**facts, "seed": seed, **answers(spec, clip, test)}
-                        torch.save(kept, args.keep / name)
-                        print(name, f"{kept['seconds']:.0f} s", flush=True)
+        path = args.keep / f"{whole.name.replace(':', '_')}.{shots}.{cell}.{seed}.pt"
+        if path.exists():
+            continue
+        method, _, preset = cell.partition("@")
+        spec = Spec(
+            data=task, method=method, preset=preset or None, seed=seed, shots=shots, classes=classes,
+            calibrate=False,
+        )  # fmt: skip
+        facts = {"backbone": clip.name, "task": whole.name, "shots": shots, "method": cell, "seed": seed}
+        try:
+            kept = {**facts, **answers(spec, clip, whole, some(test.select_classes(classes)))}
+        except Exception:  # one cell that fails does not end the grid
+            traceback.print_exc()
+            continue
+        torch.save(kept, path)
+        print(path.name, f"{kept['seconds']:.1f} s", flush=True)
 
 
 def some(images: ImageSet) -> ImageSet:
@@ -94,23 +101,28 @@ def some(images: ImageSet) -> ImageSet:
     return few_shot(images, max(1, TEST // len(images.classes)), 1)
 
 
-def answers(spec: Spec, clip: dear.Clip, test: ImageSet) -> dict[str, Any]:
+def answers(spec: Spec, clip: dear.Clip, whole: ImageSet, test: ImageSet) -> dict[str, Any]:
     """Logits by mode of held-out training images and of test images, with their labels."""
-    began = time.process_time()
-    job = prepare(spec, clip=clip)
+    began = time.perf_counter()
+    job = prepare(spec, whole, clip=clip)
     model = fit(job)
     views = shared_views(job.method, job.images, job.recipe)
     folds, parts = calibration_folds(job.method, job.images.labels)
-    held = joined(list(islice(held_parts(model.method, trials_of(job, views), folds), parts)))
+    held = concat_folds(list(islice(iter_folds(model.method, trials_of(job, views), folds), parts)))
     return {
         "quick": job.method.quick,
         "folds": parts,
-        "held": held.logits,
+        "held": on_cpu(held.logits),
         "held_labels": held.labels,
-        "test": Model(model.method).logits(test),
+        "test": on_cpu(Model(model.method).logits(test)),
         "test_labels": test.labels,
-        "seconds": time.process_time() - began,
+        "seconds": time.perf_counter() - began,
     }
+
+
+def on_cpu(logits: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same logits, float32 on the CPU."""
+    return {mode: z.float().cpu() for mode, z in logits.items()}
 
 
 def write_rows(args: Any) -> None:

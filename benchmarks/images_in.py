@@ -11,11 +11,9 @@
   the device) and the same DataLoader; the first epoch of `dear adapt` beside a DataLoader with 8 processes;
   views of files by the GPU's decoder, by the CPU and by torchvision. Rows are written as they come; a stage
   that fails or takes too long is named and left out.
-- `precision`: for how many images of `--data` answers in bfloat16 are those in float32, and oneDNN's MKL's.
+- `precision`: for how many images of `--data` answers in bfloat16 are those in float32.
 - `start`: a whole process: `dear --help` and `dear predict` of one image; `--base` names another source tree.
 - `cpu`: the image tower on this CPU beside transformers and onnxruntime, float32 and bfloat16.
-- `products`: a layer's products, MKL's as PyTorch takes them and oneDNN's as `dear.clip.cpu` does, beside the
-  rate of fused multiplications and additions alone, for which a C compiler is needed.
 - `batches`: the image tower with batches of 1 to 64 images.
 
 Ways take turns and medians are compared, so that whatever else the machine does falls on all; `--cpu-time`
@@ -45,7 +43,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from measure.clock import medians, wait
 from measure.images import feed_rates
 from PIL import Image
@@ -53,7 +50,6 @@ from torch import Tensor
 from torch.utils.benchmark import timer
 
 import dear
-from dear.clip.cpu import linear
 from dear.clip.model import Clip
 from dear.clip.variant import matrix_dtype
 from dear.data.batches import images_at_once, over_batches, pixels_for
@@ -298,9 +294,7 @@ def precision(options: argparse.Namespace) -> list[Row]:
         return next(iter(Model(method, precision=precision).logits(data).values()))
 
     whole = logits("float32")
-    with torch.backends.mkldnn.flags(enabled=False):
-        others = {"oneDNN's products as MKL's": logits("float32")}
-    others["bfloat16 as float32"] = logits("bfloat16")
+    others = {"bfloat16 as float32": logits("bfloat16")}
     rows = []
     for way, found in others.items():
         print(f"{way}: scores are {float((found - whole).abs().max()):.1e} apart at most")
@@ -516,53 +510,6 @@ def cpu(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def products(options: argparse.Namespace) -> list[Row]:
-    """A layer of width 384: GFLOP/s of MKL and oneDNN, of one thread."""
-    rows, peak = [], _peak()
-    for images in (1, 16, 32):
-        for inputs, outputs in ((384, 384), (384, 1536), (1536, 384)):
-            x, weight, bias = (
-                torch.randn(65 * images, inputs),
-                torch.randn(outputs, inputs),
-                torch.zeros(outputs),
-            )
-            times = max(1, 32 // images)
-            ways = {
-                "MKL": partial(_again, partial(F.linear, x, weight, bias), times),
-                "dear": partial(_again, partial(linear, x, weight, bias), times),
-            }
-            with torch.no_grad():
-                taken = medians(ways, options.repeats, warm_up=1, clock=options.clock)
-            done = 2e-9 * times * x.numel() * outputs
-            rates = {name: done / seconds for name, seconds in taken.items()}
-            if peak is not None:
-                rates["multiply-add alone"] = peak
-            rows += ratios(f"{images} images, {inputs} to {outputs}", "GFLOP/s", rates, rate=True)
-    return rows
-
-
-def _again(way: Callable[[], object], times: int) -> None:
-    for _ in range(times):
-        way()
-
-
-def _peak() -> float | None:
-    """GFLOP/s of one core that does nothing but multiply and add in AVX-512's registers."""
-    add = "".join(f'"vfmadd231ps %%zmm30, %%zmm31, %%zmm{register}\\n"' for register in range(14))
-    source = (
-        "#include <stdio.h>\n#include <time.h>\nint main(void) { long k = 100000000; clock_t t = clock();\n"
-        f'asm volatile("1:\\n" {add} "dec %0\\njnz 1b\\n" : "+r"(k) :: "cc");\n'
-        'printf("%f", 14 * 32e-1 * CLOCKS_PER_SEC / (clock() - t)); }'
-    )
-    compiler = shutil.which("cc")
-    if compiler is None or torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        program = str(Path(folder) / "peak")
-        subprocess.run([compiler, "-O1", "-x", "c", "-", "-o", program], input=source, text=True, check=True)
-        return max(float(subprocess.check_output([program], text=True)) for _ in range(3))
-
-
 def batches(options: argparse.Namespace) -> list[Row]:
     """The image tower, images one by one to 64 at once."""
     with tempfile.TemporaryDirectory() as folder:
@@ -611,7 +558,7 @@ def _onnx(clip: Clip, folder: str, int8: bool = False) -> Callable[[Tensor], Any
 
 PARTS = {
     "pixels": pixels, "features": features, "precision": precision, "predict": predict, "gpu": gpu,
-    "start": start, "cpu": cpu, "products": products, "batches": batches,
+    "start": start, "cpu": cpu, "batches": batches,
 }  # fmt: skip
 
 

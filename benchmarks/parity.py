@@ -67,7 +67,7 @@ def compare(
 
 def with_transformers(folder: Path) -> float:
     """SigLIP, SigLIP 2 (NaFlex's code at a square size), MetaCLIP 2 and CLIP at B/16."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "clip"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
     import families
     from families import BASE
     from transformers import CLIPConfig, CLIPModel

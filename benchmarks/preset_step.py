@@ -40,7 +40,7 @@ def main() -> None:
     mini = options.shape == "mini"
     clip = (dear.load("mini") if mini else dear.Clip(dear.ClipConfig.named(options.shape))).to(options.device)
     for batch in options.batch:
-        tasks = {name: SpeedTask(clip, batch, options.classes, **own) for name, own in SETTINGS.items()}
+        tasks = {name: SpeedTask(clip, batch, options.classes, **one) for name, one in SETTINGS.items()}
         steps = {name: task.ours() for name, task in tasks.items()}
         works = {name: way.run for name, way in steps.items()}
         clock = time.process_time if on_cpu else timer

@@ -1,20 +1,23 @@
 r"""How often the share of refused images lies in the interval that a threshold states, over many draws.
 
-    python benchmarks/refusal_coverage.py --draws 200 --csv benchmarks/results/refusal_coverage.csv
+    python benchmarks/refusal_coverage.py run --keep draws.csv --draws 200
+    python benchmarks/refusal_coverage.py rows --keep draws.csv --csv benchmarks/results/refusal_coverage.csv
 
 The images of a task of the attribute world (training and test images together) are encoded once. Each draw
 takes k images per class at random, trains a method on them, calibrates it as `dear adapt` does, and refuses
-images of the same classes among all others with `reject` = 5 %. A row counts how many draws refused a share
-inside the interval stated for as many images, above it and below it.
+images of the same classes among all others with `reject` = 5 %. `rows` counts how many draws refused a share
+inside the interval stated for as many images, above it and below it. `--part 2/8` computes every eighth cell.
 """
 
 from __future__ import annotations
 
+import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure.script import arguments, where
+from measure.script import add_options, names, numbers, parser_of, read, where
 
 import dear
 from dear.calibration.reference import Reference
@@ -33,34 +36,70 @@ from dear.train.run import train
 from dear.train.setup.prepare import explicit_options, recipe_for
 
 SHARE = 0.05
+METHODS = names("zeroshot,proker,lp-plus-plus,tip-adapter,linear-probe,clip-adapter,tip-adapter-f")
 
 
 def main() -> None:
-    args = arguments(
-        __doc__,
+    parser = parser_of(__doc__)
+    parser.add_argument("action", choices=("run", "rows"))
+    add_options(
+        parser,
         backbone="mini",
-        tasks="world:textures,world:scenes",
-        methods="zeroshot,linear-probe,proker,tip-adapter,lp-plus-plus",
-        shots="2,4,8,16",
         draws=200,
+        step=(20, "draws of a cell before the next cell"),
+        part=("1/1", "which part of the cells to compute, of how many equal parts"),
+        keep=(Path, "CSV file of draws"),
         csv=(Path, "file to which rows are added"),
     )
+    parser.add_argument("--tasks", type=names, default=["world:textures", "world:scenes"])
+    parser.add_argument("--methods", type=names, default=METHODS)
+    parser.add_argument("--shots", type=numbers, default=[2, 4, 8, 16])
+    args = parser.parse_args()
+    {"run": run, "rows": write_rows}[args.action](args)
+
+
+def run(args: Any) -> None:
+    """Draw, train, calibrate, and refuse; one row per draw."""
     clip = dear.load(args.backbone)
-    for task in args.tasks.split(","):
-        images = JoinedImages.of(*(dear.open_data(task, split) for split in ("train", "test")))
-        frozen = build_method("zeroshot", clip, images.classes, template=images.template)
-        views = FrozenViews(frozen, images, Recipe(augment=False))  # of all methods: they read features
-        for name in args.methods.split(","):
-            for shots in map(int, args.shots.split(",")):
-                spec = Spec(data=task, method=name, shots=shots)
-                options, template = explicit_options(spec), images.template
-                method = build_method(name, clip, images.classes, template=template, **options)
-                recipe = recipe_for(spec, method, torch.arange(len(images.classes)).repeat(shots))
-                draws = [draw(method, images, views, recipe, shots, seed) for seed in range(args.draws)]
-                row = {"task": task, "method": name, "shots": shots, **summary(draws)}
-                print(row, flush=True)
-                if args.csv:
-                    add_rows(args.csv, [row | where()])
+    encoded = {task: encode(task, clip) for task in args.tasks}
+    part, parts = map(int, args.part.split("/"))
+    cells = list(product(range(0, args.draws, args.step), args.methods, args.shots, args.tasks))
+    for first, name, shots, task in cells[part - 1 :: parts]:
+        images, views = encoded[task]
+        spec = Spec(data=task, method=name, shots=shots)
+        options, template = explicit_options(spec), images.template
+        method = build_method(name, clip, images.classes, template=template, **options)
+        recipe = recipe_for(spec, method, torch.arange(len(images.classes)).repeat(shots))
+        seeds = range(first, min(first + args.step, args.draws))
+        facts = {"task": task, "method": name, "shots": shots}
+        began = time.perf_counter()
+        add_rows(
+            args.keep, [facts | {"seed": k} | draw(method, images, views, recipe, shots, k) for k in seeds]
+        )
+        print(*facts.values(), first, f"{time.perf_counter() - began:.1f} s", flush=True)
+
+
+def encode(task: str, clip: dear.Clip) -> tuple[ImageSet, FrozenViews]:
+    """All images of a task, and their features, which methods on frozen features share."""
+    images = JoinedImages.of(*(dear.open_data(task, split) for split in ("train", "test")))
+    frozen = build_method("zeroshot", clip, images.classes, template=images.template)
+    return images, FrozenViews(frozen, images, Recipe(augment=False))
+
+
+def write_rows(args: Any) -> None:
+    """One row per task, method, and number of images."""
+    cells: dict[tuple[str, ...], list[dict[str, float]]] = {}
+    for row in read(args.keep):
+        key = tuple(row[name] for name in ("task", "method", "shots"))
+        cells.setdefault(key, []).append({name: float(row[name]) for name in ("refused", "low", "high")})
+    rows = [
+        dict(zip(("task", "method", "shots"), key, strict=True)) | summary(draws)
+        for key, draws in sorted(cells.items(), key=lambda item: (*item[0][:2], int(item[0][2])))
+    ]
+    for row in rows:
+        print(row)
+    if args.csv:
+        add_rows(args.csv, [row | where() for row in rows])
 
 
 def draw(
@@ -71,15 +110,15 @@ def draw(
     labels = images.labels[order]
     chosen = torch.cat([order[labels == label][:shots] for label in range(len(images.classes))])
     others = order[~torch.isin(order, chosen)]
-    some, own = images.subset(chosen.tolist()), views.subset(chosen)
+    some, known = images.subset(chosen.tolist()), views.subset(chosen)
     method = start.untrained(seed=seed)
-    train(method, some, recipe, spec=Spec(), views=own)
-    held = held_out(method, Trials(some, recipe, own), FOLDS)
+    train(method, some, recipe, spec=Spec(), views=known)
+    held = held_out(method, Trials(some, recipe, known), FOLDS)
     assert held is not None
     features = views.features(None, chosen.tolist())
-    found = fit_calibration(held, [], method.open_classes, FOLDS)
-    found = with_nearness(found, held, [], features, some.labels, method.classes)
-    model = Model(method, found, reference=Reference.of(features, some.labels))
+    calibration = fit_calibration(held, [], method.open_classes, FOLDS)
+    calibration = with_nearness(calibration, held, [], features, some.labels, method.classes)
+    model = Model(method, calibration, reference=Reference.of(features, some.labels))
     mode, scale = model.modes[0], model.scale
     limit = scale.threshold(SHARE, mode)
     rest = views.subset(others)

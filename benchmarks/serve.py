@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, nargs="+", default=[1], help="of a request over HTTP")
     parser.add_argument("--clients", type=int, default=1, help="processes that send requests over HTTP")
     parser.add_argument("--rounds", type=int, default=3, help="of both servers in turn, over HTTP")
-    parser.add_argument("--corrected", action="store_true", help="each run has a correction of its own")
+    parser.add_argument("--corrected", action="store_true", help="each run has another correction")
     parser.add_argument("--peft", type=int, nargs="*", default=[1, 10, 64])
     parser.add_argument("--largest", type=int, default=64)
     parser.add_argument("--wait-ms", type=float, default=4.0)

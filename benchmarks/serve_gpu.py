@@ -210,12 +210,10 @@ def serve_plain(name: str, device: str, runs: Path, port: int) -> None:
 
 
 def backbone(name: str) -> dear.Clip:
-    """Random weights of a shape, or the backbone of a name; its hashes, which take seconds, are made up."""
+    """Random weights of a shape, or the backbone of a name."""
     torch.manual_seed(0)
     named = name in dear.ClipConfig.names()
-    clip = dear.Clip(dear.ClipConfig.named(name), name) if named else dear.load(name)
-    clip.__dict__.update(fingerprint="sha256:random", identity="sha256:random")
-    return clip
+    return dear.Clip(dear.ClipConfig.named(name), name) if named else dear.load(name)
 
 
 def write_run(folder: Path, clip: dear.Clip, classes: int) -> None:

@@ -56,15 +56,20 @@ class Known(Recorder):
 
     def __init__(self) -> None:
         super().__init__()
-        self._found: dict[Hashable, tuple[Tensor, ...]] = {}
+        self._known: dict[Hashable, Any] = {}  # tuples of tensors
 
     def __call__(self, key: Hashable, function: Callable[..., Any], *inputs: Tensor) -> Any:
         """The known result, for as many rows."""
-        if key not in self._found:
-            self._found[key] = tuple(
-                one.repeat(1024, *[1] * (one.ndim - 1)) for one in function(*(own[:1] for own in inputs))
-            )
-        return tuple(one[: len(inputs[0])] for one in self._found[key])
+        if key not in self._known:
+            first = function(*(None if one is None else one[:1] for one in inputs))
+            self._known[key] = _each(first, lambda one: one.repeat(1024, *[1] * (one.ndim - 1)))
+        return _each(self._known[key], lambda one: one[: len(inputs[0])])
+
+
+def _each(tensors: tuple[Tensor | None, ...], use: Callable[[Tensor], Tensor]) -> Any:
+    """A tuple of the same kind, of what `use` makes of its tensors."""
+    parts = (None if one is None else use(one) for one in tensors)
+    return type(tensors)._make(parts) if hasattr(tensors, "_make") else tuple(parts)
 
 
 class NoDecoder:
@@ -117,6 +122,7 @@ def direct(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     torch.manual_seed(0)
     clip = backbone(options.backbone)
     adapters = make_adapters(clip, options.adapters, options.classes, roles_of(clip.config))
+    rankings = {adapter: adapter.ranking() for adapter in adapters}
     engine = Engine(clip, run=Known())
     side = clip.config.vision.image_size
     pixels = torch.randint(0, 256, (3, side, side), dtype=torch.uint8)
@@ -127,7 +133,8 @@ def direct(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     async def client(numbers: Iterator[int]) -> None:
         for number in numbers:
-            await batcher.compute([ImageJob(pixels, adapters[number % len(adapters)])])
+            adapter = adapters[number % len(adapters)]
+            await batcher.compute([ImageJob(pixels, adapter, rankings[adapter])])
 
     async def all_clients(count: int) -> None:
         numbers = iter(range(count))

@@ -68,8 +68,8 @@ class Soak:
 
     def __init__(self, folder: Path, most_wait: float, seed: int = 0) -> None:
         self.most_wait = most_wait
-        #: of good requests: seconds, from when to when, and where the time went
-        self.waits: list[tuple[float, float, float, str]] = []
+        #: of good requests: seconds, from when to when, where the time went, and whether the list was new
+        self.waits: list[tuple[float, float, float, str, str]] = []
         self.folder, self.store = folder / "runs", folder / "store"
         self.folder.mkdir()
         self.random, self.lock, self.stop = random.Random(seed), threading.Lock(), threading.Event()
@@ -165,7 +165,7 @@ class Soak:
                         self.note(f"lost: {error!r}")
                     continue
                 ended = time.monotonic()
-                self.waits.append((ended - began, began, ended, reply.headers.get("server-timing", "")))
+                self.waits.append((ended - began, began, ended, reply.headers.get("server-timing", ""), kind))
                 self.judge(name, classes, place, began, reply)
 
     def judge(self, name: str, classes: tuple[str, ...], place: int, began: float, reply: Any) -> None:
@@ -264,7 +264,7 @@ def growth(megabytes: list[float]) -> float:
     return round(median(megabytes[2 * third :]) - median(megabytes[third : 2 * third] or megabytes), 1)
 
 
-def summary(waits: list[tuple[float, float, float, str]]) -> dict[str, float]:
+def summary(waits: list[tuple[float, float, float, str, str]]) -> dict[str, float]:
     """Median, 99th percentile and longest of the waits."""
     found = sorted(one[0] for one in waits) or [0.0]
     at = {"p50_s": 0.5, "p99_s": 0.99, "longest_s": 1.0}
@@ -341,7 +341,7 @@ def run(
         time.sleep(min(30, max(0.1, until - time.monotonic())))
         memory.append(resident(pid))
         new, seen = soak.waits[seen:], len(soak.waits)
-        for seconds, first, last, stages in new:
+        for seconds, first, last, stages, kind in new:
             used, others = processors.between(first, last)
             own.append(used)
             if seconds > soak.most_wait:
@@ -350,11 +350,14 @@ def run(
                     f"waited {others:.2f} s for processors; {stages}"
                 )
                 soak.counts["late"] += 1
+                soak.counts[f"late, {kind} classes"] += 1
         row = {"minute": round((time.monotonic() - began) / 60, 1), "megabytes": round(memory[-1], 1)}
         row |= {"load": round(os.getloadavg()[0], 1), **summary(new)}
         used, others = processors.between(since, time.monotonic())
         row |= {"longest_processor_s": round(max(own, default=0.0), 2)}
         row |= {"share_of_processors": round(used / max(used + others, 1e-9), 2)}
+        known = [one for one in new if "classes;" not in one[3]]  # no texts were encoded for it
+        row |= {f"known_{name}": value for name, value in summary(known).items()}
         row |= {one: soak.counts[one] for one in _COUNTED} | {"wrong_late_or_lost": len(soak.wrong)}
         print(json.dumps(row), flush=True)
         if options.csv:

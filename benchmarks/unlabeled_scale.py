@@ -2,8 +2,8 @@
 
 python benchmarks/unlabeled_scale.py --images 1000,10000,100000 --device cpu --threads 1 --out scale.csv
 
-Features are synthetic: 100 classes, 512 values, 400 labels. Each size runs in its own process, so that peak
-memory is its own; memory is that in addition to the features (on a GPU, what PyTorch allocated there).
+Features are synthetic: 100 classes, 512 values, 400 labels. Each size runs in a separate process.
+Memory is the peak in addition to the features (on a GPU, what PyTorch allocated there).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def measure(images: int, device: str, choose: bool) -> list[list[object]]:
     labels = torch.full((images,), -1)
     labels[:LABELS] = truth[:LABELS]
     features, texts, labels, truth = (value.to(device) for value in (features, texts, labels, truth))
-    found = []
+    records = []
 
     def record(stage: str, function: object) -> object:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -50,7 +50,7 @@ def measure(images: int, device: str, choose: bool) -> list[list[object]]:
         memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         if device != "cpu":
             memory = (torch.cuda.max_memory_allocated() - before_gpu) / 2**20
-        found.append(
+        records.append(
             [
                 device,
                 torch.get_num_threads(),
@@ -68,13 +68,13 @@ def measure(images: int, device: str, choose: bool) -> list[list[object]]:
         float((p.logits(features[LABELS:]).argmax(dim=1) == truth[LABELS:]).float().mean())
         for p in (fit.labeled_only, fit.probe)
     ]
-    for row in found:
+    for row in records:
         row += [round(100 * value, 1) for value in right]
     if choose:
         unit = F.normalize(features - features.mean(dim=0), dim=1)
         record("choice of 100 images", lambda: choose_typical(unit, 100, classes=CLASSES))
-        found[-1] += ["", ""]
-    return found
+        records[-1] += ["", ""]
+    return records
 
 
 def main() -> None:

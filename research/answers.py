@@ -64,7 +64,7 @@ from dear.train.crossval import (
     Trials,
     classes_held_out,
     held_out,
-    held_parts,
+    iter_folds,
     some_classes_held_out,
 )
 from dear.train.frozen import shared_views
@@ -142,7 +142,7 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
         held = held_out(method, trials, FOLDS)
         left = list(classes_held_out(method, trials, CLASS_FOLDS, rotate=True))
     else:
-        held, left = next(held_parts(method, trials, SLOW_FOLDS)), [some_classes_held_out(method, trials)]
+        held, left = next(iter_folds(method, trials, SLOW_FOLDS)), [some_classes_held_out(method, trials)]
     found: dict[str, Any] = {
         "hardware": hardware(task.clip.device.type),
         "torch": torch.__version__,

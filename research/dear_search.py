@@ -39,7 +39,8 @@ from dear.heads.roles import RoleMap
 from dear.heads.rules import derive_roles
 from dear.images.views import normalize, resize_short, to_tensor
 from dear.methods import DeAR
-from dear.methods.base import in_precision, unit
+from dear.methods.base import in_precision
+from dear.methods.tensors import unit
 from dear.runs.recipe import Recipe
 from dear.tasks.speed import add_rows, machine
 from dear.train.run import train

@@ -189,7 +189,10 @@ def main() -> None:
         for title, work in (
             ("linear probe, fitted, calibrated and tested", probe),
             ("evaluate, all images", lambda: evaluate(model, data, split="all")),
-            ("retrieve, all images", lambda: retrieve(model, query, data, attribute="color")),
+            (
+                "retrieve, all images",
+                lambda: retrieve(model, query=query, gallery=data, by="features", attribute="color"),
+            ),
         ):
             for limit in ("0", "2000", "2000"):
                 os.environ["DEAR_CACHE_MB"] = limit

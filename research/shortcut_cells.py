@@ -16,6 +16,7 @@ from dear.data.world_images import WorldImages, world_task
 from dear.heads.concept_words import find_concept
 from dear.heads.known_roles import known_roles
 from dear.methods import build_method
+from dear.methods.frozen import Frozen
 from dear.runs.recipe import Recipe
 from dear.shortcuts.choose import choose
 from dear.shortcuts.removal import Repair, remove_examples, remove_heads
@@ -83,7 +84,7 @@ def cached_answers(method_name: str, drawn: WorldImages, learn: Tensor, test: Te
             optimizer.step()
             schedule.step()
     with torch.no_grad():
-        return method.logits_from_frozen((test,))[method.modes[0]].argmax(dim=1)
+        return method.logits_from_frozen(Frozen(test))[method.modes[0]].argmax(dim=1)
 
 
 def measure(

@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 from safetensors.numpy import load, save
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "serve"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
 from hostile import broken_zips, empty_webp, encoded, many_scans, packed
 
 _fork = multiprocessing.get_context("fork")

@@ -19,7 +19,8 @@ from dear.data.images import ListedImages
 from dear.heads.roles import RoleMap
 from dear.images.views import Size, resize_crop
 from dear.methods import DeAR
-from dear.methods.base import Loss, in_precision
+from dear.methods.base import in_precision
+from dear.methods.frozen import Frozen, Loss
 from dear.runs.recipe import Recipe
 from dear.train.frozen import steps_at_once
 from dear.train.loop import optimizer_of, rates_of
@@ -156,32 +157,41 @@ class SpeedTask:
 
         return Steps(run)
 
-    def replayed(self, ahead: bool = True) -> Steps:
-        """Ours as training on a GPU runs it: recorded, and with the frozen part of several steps at once."""
+    def replayed(self, ahead: bool = True, update: bool = True) -> Steps:
+        """Ours as training on a GPU runs it: recorded, and with the frozen part of several steps at once.
+
+        Without `ahead` the frozen part belongs to the step; without `update` AdamW is not recorded.
+        """
         model, learned = self.model, list(self.model.parameters())
         optimizer = optimizer_of(learned, self.recipe, rates_of(model))
 
         def gradients(inputs: Inputs) -> Loss:
-            *given, labels = inputs
+            x, *others, labels = inputs
+            assert x is not None
             assert labels is not None
-            frozen = tuple(tensor for tensor in given if tensor is not None)
-            loss = model.loss_from_frozen(frozen, labels) if ahead else model.loss(frozen[0], labels)
+            loss = model.loss_from_frozen(Frozen(x, *others), labels) if ahead else model.loss(x, labels)
             loss.total.backward()
             return loss
 
-        def inputs() -> list[tuple[Tensor, ...]]:
+        def inputs() -> list[Inputs]:
             if not ahead:
                 return [self.one()]
+            labels = self.labels.split(self.batch)
             with torch.no_grad():
-                given = model.frozen_stage(self.pixels)
-            return list(zip(*(t.split(self.batch) for t in (*given, self.labels)), strict=True))
+                stages = model.frozen_stage(self.pixels).split([len(part) for part in labels])
+            return [(*stage, part) for stage, part in zip(stages, labels, strict=True)]
 
         assert can_record(optimizer)
-        replay = StepRecording(gradients, inputs()[0], learned, optimizer)
+        first = inputs()[0]
+        gradients(first)
+        optimizer.step()  # allocates its state
+        replay = StepRecording(gradients, first, learned, optimizer if update else None)
 
         def run() -> None:
             for part in inputs():
                 replay(part)
+                if not update:
+                    optimizer.step()
 
         return Steps(run, self.at_once if ahead else 1)
 
