@@ -14,15 +14,14 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing dear and what its tests need into $(VENV) (about 2 GB, a few minutes, once):"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --disable-pip-version-check --no-color --constraint constraints.txt --editable ".[$(EXTRAS)]" \
-	  | sed -un 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing collected packages.*/  installing all of them …/p; s/^ERROR/ERROR/p'
+	@$(BIN)/python scripts/install.py --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	@touch $@
 
 # The same environment with every file checked against a hash (Linux x86-64, Python 3.11).
 locked:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python scripts/install.py --require-hashes --requirement requirements-dev.txt
+	$(BIN)/python scripts/install.py --no-deps --no-build-isolation --editable .
 	touch $(STAMP)
 
 demo: setup
@@ -41,15 +40,15 @@ test: lint
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -p no:cacheprovider -rs
 
-# The same tests with the oldest and the newest PyTorch that pyproject.toml allows, each in a virtual environment
-# of its own. On Linux the package index offers CUDA builds only (6 GB each); a CPU runs them.
+# The same tests with the oldest and the newest PyTorch that pyproject.toml allows, each in a
+# separate virtual environment. On Linux the package index offers CUDA builds only (6 GB each); a CPU runs them.
 OLDEST_TORCH := 2.10.0
 NEWEST_TORCH := 2.15.0
 test-oldest: TORCH := $(OLDEST_TORCH)
 test-newest: TORCH := $(NEWEST_TORCH)
 test-oldest test-newest:
 	test -x .venv-$(TORCH)/bin/python || $(PYTHON) -m venv .venv-$(TORCH)
-	.venv-$(TORCH)/bin/python -m pip install --quiet "torch==$(TORCH)" --editable ".[$(EXTRAS)]"
+	.venv-$(TORCH)/bin/python scripts/install.py "torch==$(TORCH)" --editable ".[$(EXTRAS)]"
 	.venv-$(TORCH)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Every reader of files, changed inputs: an answer or a sentence. About a quarter of an hour on two cores.
@@ -68,9 +67,9 @@ load: setup
 
 # Guides, glossary and API reference as a site in site/; nothing is loaded from other hosts.
 docs: setup
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	$(BIN)/python scripts/install.py --constraint constraints.txt --editable ".[docs]"
 	$(BIN)/python scripts/architecture.py
-	$(BIN)/mkdocs build --quiet --strict
+	$(BIN)/zensical build --clean --strict
 
 # Build, install into an empty environment, run the quick demo there.
 package: setup

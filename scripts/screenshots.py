@@ -1,9 +1,9 @@
-"""Takes the README's images: pages that dear writes about a folder of photos.
+"""Takes the images of README and guides: pages and the studio about a folder of photos.
 
     python scripts/screenshots.py PHOTOS --backbone B [--out docs/images]
 
-PHOTOS holds one folder per class. One class gets a planted tint, so that the audit has something to find. Needs playwright
-and a Chromium (scripts/install-chromium).
+PHOTOS holds one folder per class. One class gets a planted tint, so that the audit has something to find. Needs the
+extra `studio`, playwright, and a Chromium (scripts/install-chromium).
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
-WIDTH = 1000
+WIDTH = 900
+SCALE = 2  # pixels of the image per pixel of the page, so that text stays sharp
 
 
 def dear(*words: str) -> None:
@@ -39,46 +42,70 @@ def plant_tint(photos: Path, out: Path) -> None:
         image.save(place, quality=92)  # all of them, so that compression does not differ
 
 
-def take(pages: dict[str, tuple[Path, str, int]], out: Path) -> None:
-    """One PNG per page: from the top of the element that matches a selector, so many pixels high."""
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """A Chromium without a window."""
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        for name, (path, selector, height) in pages.items():
-            page = browser.new_page(viewport={"width": WIDTH, "height": height})
-            page.goto(path.resolve().as_uri())
-            box = page.locator(selector).first.bounding_box()
-            top = 0 if box is None else max(0, box["y"] - 12)
-            content = page.screenshot(clip={"x": 0, "y": top, "width": WIDTH, "height": height}, full_page=True)
-            image = Image.open(io.BytesIO(content)).convert("RGB").quantize(192, dither=Image.Dither.NONE)
-            image.save(out / f"{name}.png", optimize=True)
-        browser.close()
+        opened = started.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+def save(content: bytes, path: Path) -> None:
+    """Write a screenshot with a palette, which keeps the file small."""
+    image = Image.open(io.BytesIO(content)).convert("RGB").quantize(192, dither=Image.Dither.NONE)
+    image.save(path, optimize=True)
+
+
+def take_page(opened: Browser, source: Path, selector: str, height: int, out: Path) -> None:
+    """A page from the top of the element that matches a selector, `height` pixels high."""
+    page = opened.new_page(viewport={"width": WIDTH, "height": height}, device_scale_factor=SCALE)
+    page.goto(source.resolve().as_uri())
+    box = page.locator(selector).first.bounding_box()
+    top = 0 if box is None else max(0, box["y"] - 12)
+    save(page.screenshot(clip={"x": 0, "y": top, "width": WIDTH, "height": height}, full_page=True), out)
+
+
+def take_studio(opened: Browser, run: Path, photos: Path, out: Path) -> None:
+    """The Classify tab with the answer for one photo."""
+    from dear.studio.app import serving
+
+    with serving(str(run), data=str(photos), port=0) as url:
+        page = opened.new_page(viewport={"width": WIDTH, "height": 620}, device_scale_factor=SCALE)
+        page.set_default_timeout(120_000)
+        page.goto(url)
+        page.locator("#classify-examples button img").nth(5).click()
+        page.locator("#classify-answers article").wait_for()
+        page.wait_for_timeout(1000)
+        save(page.screenshot(), out)
 
 
 def main() -> None:
-    """Write the three images."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Write the images."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("photos", type=Path)
     parser.add_argument("--backbone", required=True)
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        plant_tint(options.photos, work / "planted")
-        dear("audit", "--data", str(work / "planted"), "--out", str(work / "audit.html"))
+        plant_tint(options.photos, work / "photos")
+        dear("audit", "--data", str(work / "photos"), "--out", str(work / "audit.html"))
         common = ("--data", str(options.photos), "--method", "linear-probe", "--backbone", options.backbone)
         dear("adapt", *common, "--out", str(work / "run"))
         dear("report", str(work / "run"), "--data", str(options.photos), "--out", str(work / "report.html"))
         image = sorted(sorted(options.photos.iterdir())[1].iterdir())[0]
         dear("explain", str(work / "run"), str(image), "--out", str(work / "why.html"))
-        take(
-            {
-                "readme-audit": (work / "audit.html", "body", 760),
-                "readme-predict": (work / "report.html", "text=What got better", 640),
-                "readme-explain": (work / "why.html", "h2 >> nth=0", 700),
-            },
-            options.out,
-        )
+        with browser() as opened:
+            take_page(opened, work / "audit.html", "body", 820, options.out / "readme-audit.png")
+            take_page(
+                opened, work / "report.html", "text=What got better", 640, options.out / "readme-predict.png"
+            )
+            take_page(opened, work / "why.html", "h2 >> nth=0", 620, options.out / "readme-explain.png")
+            take_studio(opened, work / "run", options.photos, options.out / "studio-classify.png")
 
 
 if __name__ == "__main__":
