@@ -1,4 +1,4 @@
-"""Shared by all tests: quiet threads, and helper modules that stand beside the tests."""
+"""Shared by all tests: one thread per process, a cache folder for tests, extras that may be missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Generator
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 
 # pytest runs one process per core. Threads of a BLAS spin while they wait for each other, which costs more
 # than they compute. Each library reads its number when it is imported; processes that tests start inherit it.
@@ -23,8 +22,9 @@ import torch  # noqa: E402
 import typer.main  # noqa: E402
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ["DEAR_CACHE"] = tempfile.mkdtemp(prefix="dear-tests-")  # never the user's own cache
-atexit.register(shutil.rmtree, os.environ["DEAR_CACHE"], ignore_errors=True)
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the cache of the process that starts them
+    os.environ["DEAR_CACHE"] = tempfile.mkdtemp(prefix="dear-tests-")  # never the user's own cache
+    atexit.register(shutil.rmtree, os.environ["DEAR_CACHE"], ignore_errors=True)
 torch.set_num_threads(1)
 # An app reads the signatures of all its commands at every call, a fifth of a second: here once per process.
 typer.main.get_command = cache(typer.main.get_command)
@@ -34,9 +34,6 @@ if find_spec("hypothesis") is not None:
     # The same tree gives the same answer, on a busy machine too; `make fuzz` looks for new examples.
     settings.register_profile("repeatable", derandomize=True, deadline=None)
     settings.load_profile("repeatable")
-for folder in Path(__file__).parent.rglob("*/"):
-    if folder.is_dir() and folder.name != "__pycache__":
-        sys.path.append(str(folder))
 
 
 #: Files that take longest begin first, so that two workers end together.
@@ -47,12 +44,13 @@ FIRST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` need a CUDA device; `make test-gpu` runs them all. `slow` ones need DEAR_SLOW=1."""
+    """Tests marked `gpu` need a CUDA device (`make test-gpu`), `slow` and `network` ones a variable."""
     items.sort(key=lambda item: FIRST.index(item.path.stem) if item.path.stem in FIRST else len(FIRST))
-    if not os.environ.get("DEAR_SLOW"):
+    for marker in ("slow", "network"):
+        variable = f"DEAR_{marker.upper()}"
         for item in items:
-            if item.get_closest_marker("slow") is not None:
-                item.add_marker(pytest.mark.skip(reason="slow: set DEAR_SLOW=1"))
+            if not os.environ.get(variable) and item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=f"{marker}: set {variable}=1"))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu") is not None:

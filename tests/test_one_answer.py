@@ -228,7 +228,7 @@ def by_embed(run: Path, photos: Photos, backbone: str) -> np.ndarray:
         embed(photos.folder, out, run=str(run), backbone=backbone)
     rows = pyarrow.parquet.read_table(out).to_pydict()
     assert rows["path"] == photos.files
-    return likeliest(rows["class"], rows["probability"], photos.classes)
+    return likeliest(rows["answer"], rows["probability"], photos.classes)
 
 
 def by_classifier(run: Path, photos: Photos, backbone: str) -> np.ndarray:
@@ -245,8 +245,7 @@ def by_studio(run: Path, photos: Photos, backbone: str) -> np.ndarray:
     verdicts = classify(
         state, open_uploads(photos.files), photos.classes, open_data(TASK, "test").template, 4
     )
-    mode = next(mode for mode in verdicts[0].answers if mode != "zero-shot")
-    return in_order([verdict.answers[mode] for verdict in verdicts], photos.classes)
+    return in_order([next(iter(one.answers.values())) for one in verdicts], photos.classes)
 
 
 def by_service(run: Path, photos: Photos, backbone: str) -> np.ndarray:
@@ -267,7 +266,7 @@ def by_audit(run: Path, photos: Photos, backbone: str) -> np.ndarray:
     from dear.tasks.audit.reliance import HeldOutScores
 
     method, images = load_run(run, photos.clip), open_data(photos.folder, "all")
-    found = HeldOutScores.of(method, images, photos.clip.config.vision.last_third, None, silent)
+    found = HeldOutScores.of(Model(method), images, photos.clip.config.vision.last_third, None, silent)
     return (found.scores.double() / TEMPERATURE).softmax(-1).numpy()
 
 
@@ -309,7 +308,7 @@ def literal_refusals(run: Path, photos: Photos) -> list[bool]:
         view = np.asarray(square(file, config.view)) / 255
         pixels = torch.from_numpy((view - config.mean) / config.std).permute(2, 0, 1)[None].float()
         largest = float(method(pixels)[method.modes[0]].max()) / TEMPERATURE
-        feature = method.clip.focused(()).encode_image(pixels)[0].double().numpy()
+        feature = method.clip.encode_image(pixels)[0].double().numpy()
         near = np.sort(reference @ feature / np.linalg.norm(feature))[-5:].mean()
         scores.append([(x - own.mean()) / own.std() for x, own in zip((largest, near), held, strict=True)])
     held_scores = np.stack([(own - own.mean()) / own.std() for own in held], axis=1)
@@ -352,7 +351,7 @@ def refused_by_studio(run: Path, photos: Photos, backbone: str) -> list[bool]:
     state = open_state(run.parent, str(run), backbone, data=str(photos.folder))
     template = open_data(TASK, "test").template
     verdicts = classify(state, open_uploads(photos.files), photos.classes, template, 4, reject=SHARE)
-    return [state.find_model().modes[0] in verdict.refused for verdict in verdicts]
+    return [state.model.modes[0] in verdict.rejected for verdict in verdicts]
 
 
 def refused_by_service(run: Path, photos: Photos, backbone: str) -> list[bool]:

@@ -14,7 +14,7 @@ from PIL import Image
 import dear
 from dear.cli import COMMANDS, build_app
 from dear.clip.model import Clip
-from dear.errors import InputError
+from dear.errors import InputError, UsageError
 from dear.runs.model import Model
 
 #: Command -> its public function, where the name differs or lies in a package.
@@ -23,12 +23,12 @@ NAMES = {"bench": "bench.run", "ablate": "bench.ablate", "export": "export_run",
 NO_FUNCTION = {
     *("backbones", "methods", "data", "roles", "label", "cache", "demo", "studio", "serve"),
     *("speed", "mini", "pretrain"),
-    *("repair", "retrieve"),
 }
 #: Options of the command line alone: how results are printed, and what Python callers set elsewhere.
 CLI_ONLY = {"as_json", "threads", "help"}
 COMPUTES_CELLS = {"bench", "ablate"}  #: `threads` is a parameter of both
 CLI_ONLY_OF = {
+    "adapt": {"extend"},  # a function: `dear.extend`
     "export": {"classes_file"},
     "predict": {"onnx", "classes_file"},  # an exported model is passed as the run; a list is a list
 }
@@ -38,6 +38,7 @@ PYTHON_ONLY_OF = {
     "adapt": {"mode"},
     "audit": {"held_out", "properties"},
     "choose": {"roles", "recipe"},
+    "repair": {"test"},
     "bench": {"command"},
     "ablate": {"command"},
     "push": {"endpoint"},
@@ -75,8 +76,19 @@ def test_dir_lists_public_names_only() -> None:
     assert {*dir(dear)} == {*dear.__all__, "__version__"}
     for name in dear.__all__:
         assert getattr(dear, name) is not None
-    with pytest.raises(AttributeError, match="from_pretrained"):
+    with pytest.raises(AttributeError, match=r"dear\.load"):
         _ = dear.from_pretrained
+
+
+def test_habits_of_other_libraries_meet_a_remedy() -> None:
+    clip = dear.load("mini")
+    with pytest.raises(AttributeError, match=r"dear\.zeroshot"):
+        _ = clip.predict
+    for wrong in (lambda: dear.Model("mini"), lambda: dear.Clip("mini")):
+        with pytest.raises(UsageError, match=r"dear\.load"):
+            wrong()
+    pixels = clip.preprocess(Image.new("RGB", (64, 64)))[None]
+    assert np.array_equal(clip(pixels), clip.encode_image(pixels))
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -43,3 +44,36 @@ def test_container_files(path: Path) -> None:
             assert (ROOT / name).exists(), name
     if shutil.which("hadolint"):
         subprocess.run(["hadolint", str(path)], check=True)
+
+
+def test_an_installation_reports_its_progress() -> None:
+    spec = importlib.util.spec_from_file_location("install", ROOT / "scripts" / "install.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    output = """\
+    WARNING: Location 'file:///nowhere/simple/numpy/' is ignored: it is neither a file nor a directory.
+    Collecting numpy>=2.0 (from dear-vlm==0.2.0)
+      Downloading numpy-2.4.6-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (6.6 kB)
+    Requirement already satisfied: rich in ./lib (15.0.0)
+      Downloading https://host/torch-2.13.0-cp311-none-any.whl (184.2 MB)
+      Using cached numpy-2.4.6-cp311-cp311-manylinux_2_28_x86_64.whl (16.6 MB)
+    Installing collected packages: numpy, torch
+    ERROR: no space left
+    """
+    lines = module.Lines(expected=3)
+    shown = [text for line in output.splitlines() if (text := lines(line.strip())) is not None]
+    assert [text.split() for text in shown[:2]] == [
+        ["1", "of", "about", "3:", "numpy", "2.4.6"],
+        ["2", "of", "about", "3:", "torch", "2.13.0", "(184.2", "MB)"],
+    ]
+    assert "2 packages" in shown[2]
+    assert shown[3].startswith("ERROR")
+    assert lines.total == 2
+
+
+@pytest.mark.network
+def test_every_dependency_has_wheels_on_every_platform() -> None:
+    words = [sys.executable, str(ROOT / "scripts" / "check-wheels")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) == 16

@@ -29,11 +29,15 @@ if TYPE_CHECKING:
     from dear.tasks.embed.task import embed
     from dear.tasks.evaluate import evaluate, zeroshot
     from dear.tasks.explain.task import explain
+    from dear.tasks.extend import extend
     from dear.tasks.labeling.choose import label_next
     from dear.tasks.load import load
     from dear.tasks.predict import predict
+    from dear.tasks.repair import repair
+    from dear.tasks.retrieve import retrieve
     from dear.tasks.run_report.task import report_run
     from dear.tasks.share.transfer import bundle, pull, push
+    from dear.utils.progress import notebook_progress
 
 __version__ = "0.2.0"
 
@@ -56,19 +60,29 @@ _HOMES = {
     "evaluate": "dear.tasks.evaluate",
     "explain": "dear.tasks.explain.task",
     "export_run": "dear.export.task",
+    "extend": "dear.tasks.extend",
     "label_next": "dear.tasks.labeling.choose",
     "list_backbones": "dear.clip.factory",
     "list_datasets": "dear.data",
     "list_methods": "dear.methods",
     "load": "dear.tasks.load",
+    "notebook_progress": "dear.utils.progress",
     "open_data": "dear.data",
     "predict": "dear.tasks.predict",
     "pull": "dear.tasks.share.transfer",
     "push": "dear.tasks.share.transfer",
+    "repair": "dear.tasks.repair",
     "report_run": "dear.tasks.run_report.task",
+    "retrieve": "dear.tasks.retrieve",
     "zeroshot": "dear.tasks.evaluate",
 }
 _PACKAGES = ("bench", "heads")
+#: names that users of other libraries try first -> what they are looking for
+_ALTERNATIVES = {
+    "from_pretrained": "dear.load(source)",
+    "classify": "dear.predict(run, images), or dear.zeroshot(images, classes) without a run",
+    "fit": "dear.adapt(data, method=...)",
+}
 
 __all__ = [
     "Classifier",
@@ -89,17 +103,21 @@ __all__ = [
     "evaluate",
     "explain",
     "export_run",
+    "extend",
     "heads",
     "label_next",
     "list_backbones",
     "list_datasets",
     "list_methods",
     "load",
+    "notebook_progress",
     "open_data",
     "predict",
     "pull",
     "push",
+    "repair",
     "report_run",
+    "retrieve",
     "zeroshot",
 ]
 
@@ -109,7 +127,8 @@ def __getattr__(name: str) -> object:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name in _PACKAGES:
         return importlib.import_module(f"dear.{name}")
-    raise AttributeError(f"module 'dear' has no attribute {name!r}")
+    remedy = f"; use {_ALTERNATIVES[name]}" if name in _ALTERNATIVES else ""
+    raise AttributeError(f"module 'dear' has no attribute {name!r}{remedy}")
 
 
 def __dir__() -> list[str]:

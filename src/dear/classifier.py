@@ -6,6 +6,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,22 +20,33 @@ from sklearn.exceptions import NotFittedError
 from dear.clip.factory import list_backbones, load, pick_device
 from dear.clip.model import Clip
 from dear.data.batches import Images, name_of
-from dear.data.images import TEMPLATE, ImageSet, ListedImages
-from dear.data.inputs import as_images, check_labels, named, unlabeled_places
+from dear.data.images import (
+    TEMPLATE,
+    ImageSet,
+    ListedImages,
+    main_labels,
+    require_one_label,
+    targets_of,
+)
+from dear.data.inputs import as_images, as_indicators, check_labels, named, unlabeled_places
 from dear.data.open import open_data
 from dear.data.unlabeled import unlabeled_images
 from dear.errors import DataError, InputError, RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.images.names import find_images, is_image_name
-from dear.methods.base import unit
+from dear.methods.base import Method
+from dear.methods.tensors import unit
 from dear.runs.answer import NONE_OF_THESE
 from dear.runs.class_lists import resolve_classes, split_class_list
 from dear.runs.folder import read_config
 from dear.runs.model import Model
+from dear.runs.recipe import parse_recipe, recipe_texts
+from dear.runs.spec import Spec, plain
 from dear.tasks.adapt import adapt
 from dear.tasks.explain.explanation import Explanations
 from dear.tasks.explain.task import explainer_of
 from dear.tasks.share.transfer import local_run
+from dear.train.setup.prepare import recipe_for
 from dear.utils.files import PathLike
 
 Labels = NDArray[Any]
@@ -56,8 +68,12 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         seed: of the draw of images and of training.
         roles: role map or its file, for methods that use roles; None: the backbone's, or discovered.
         template: prompt with `{}`; None: the dataset's, or "a photo of a {}.".
+        texts: several texts per class, averaged: a JSON file or a mapping `{class: [sentence, …]}`.
+        tree: a tree of the classes, by which `run_.answers` names nodes: a JSON file or a mapping,
+            nested or from child to parent.
         mode: how to predict ("fused", "decoupled", ...); None: the method's usual mode.
-        recipe: a named setting of the method ("strong", "paper"); None: the one it recommends.
+        recipe: a preset of the method ("strong"), values of the recipe by name ({"weight_decay": 0.01}), or a
+            list of both (["strong", "weight_decay=0.01"]); None: what the method recommends.
         epochs: passes over the training images; None: the method's value.
         batch: images per step; None: the method's value.
         lr: learning rate; None: the method's value.
@@ -95,8 +111,10 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         seed: int = 1,
         roles: PathLike | RoleMap | None = None,
         template: str | None = None,
+        texts: PathLike | Mapping[str, Any] | None = None,
+        tree: PathLike | Mapping[str, Any] | None = None,
         mode: str | None = None,
-        recipe: str | None = None,
+        recipe: str | Mapping[str, Any] | Sequence[str] | None = None,
         epochs: int | None = None,
         batch: int | None = None,
         lr: float | None = None,
@@ -117,6 +135,8 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         self.seed = seed
         self.roles = roles
         self.template = template
+        self.texts = texts
+        self.tree = tree
         self.mode = mode
         self.recipe = recipe
         self.epochs = epochs
@@ -145,8 +165,9 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
 
         Args:
             X: a folder, table, `world:NAME` or image set; or a list of images, with `y`.
-            y: one label per image; -1 among whole numbers and None among names mean that there is none, as in
-                scikit-learn's semi-supervised estimators.
+            y: one label per image, or an indicator matrix [n, classes] of several, as in scikit-learn; -1
+                among whole numbers and None among names mean that there is none, as in scikit-learn's
+                semi-supervised estimators.
             class_names: words for the labels, as a mapping from label to name or in the labels' order. CLIP
                 reads them, so labels that are numbers need names; None: the labels themselves.
             unlabeled: images without labels to learn from as well: a list of images, or what `dear.adapt`
@@ -159,7 +180,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
             unlabeled = unlabeled_images(as_images(unlabeled))
         if y is not None and not isinstance(X, ImageSet | str | os.PathLike):
             items = as_images(X)
-            missing = unlabeled_places(y)
+            missing = [] if as_indicators(y) is not None else unlabeled_places(y)
             if missing and unlabeled is not None:
                 raise InputError(
                     f"y has {len(missing)} images without a label and unlabeled is given too; use one of them"
@@ -172,14 +193,15 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
                 labels = y.tolist() if hasattr(y, "tolist") else list(y)
                 X, y = [items[place] for place in labeled], [labels[place] for place in labeled]
         images, self.classes_ = self._training_set(X, y, class_names)
+        if targets_of(images) is not None and self.reject is not None:
+            raise UsageError("reject: several labels per image have thresholds of their own; leave it out")
         if self.class_weight not in (None, "balanced"):
             raise UsageError(f"class_weight must be None or 'balanced', got {self.class_weight!r}")
         if self.reject is not None and not 0 < self.reject <= 0.5:
             raise UsageError(f"reject must be above 0 and at most 0.5, got {self.reject}")
         if self.reject is not None and not self.calibrate:
             raise UsageError(f"reject = {self.reject} needs calibrate=True")
-        recipe = [] if self.recipe is None else [self.recipe]
-        recipe += [] if self.lr is None else [f"lr={self.lr}"]
+        preset, values = parse_recipe(self.recipe, epochs=self.epochs, batch=self.batch, lr=self.lr)
         self.run_: Model = adapt(
             images,
             method=self.method,
@@ -189,12 +211,9 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
             shots=self.shots,
             seed=self.seed,
             template=self.template,
-            recipe=[
-                *([self.recipe] if self.recipe else []),
-                *([f"lr={self.lr}"] if self.lr is not None else []),
-            ],
-            epochs=self.epochs,
-            batch=self.batch,
+            texts=self.texts,
+            tree=self.tree,
+            recipe=recipe_texts(preset, values),
             options=self.options,
             mode=self.mode,
             without=self.without,
@@ -217,6 +236,9 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         items = as_images(X)
         if y is None:
             raise InputError("a list of images needs y, one label per image")
+        matrix = as_indicators(y)
+        if matrix is not None:
+            return self._set_of_several(items, matrix, class_names)
         classes, labels = np.unique(check_labels(y, len(items)), return_inverse=True)
         names = named(classes.tolist(), class_names)
         if class_names is None and all(name.lstrip("-").isdecimal() for name in names):
@@ -227,6 +249,18 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
             )
         return ListedImages(items, torch.as_tensor(labels), names, self.template or TEMPLATE), classes
 
+    def _set_of_several(
+        self, items: tuple[Any, ...], matrix: NDArray[np.bool_], class_names: Any
+    ) -> tuple[ImageSet, Labels]:
+        """Images with an indicator matrix [n, C]; without names, classes are numbered as in scikit-learn."""
+        if len(matrix) != len(items):
+            raise InputError(f"{len(items)} images but {len(matrix)} rows of labels; give one row per image")
+        columns = list(range(matrix.shape[1]))
+        names = named(columns, class_names)
+        targets = torch.from_numpy(matrix)
+        images = ListedImages(items, main_labels(targets), names, self.template or TEMPLATE, targets=targets)
+        return images, np.array(columns if class_names is None else names)
+
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """Probability of each class, [n, classes], calibrated if the method is; X as in `predict`.
 
@@ -234,12 +268,12 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         """
         self._check_fitted()
         images = self._images(X)
-        found = self.run_.probabilities(images, self.mode, unreadable="skip")
-        bad = found.isnan().any(dim=1).nonzero()[:, 0].tolist()
+        probabilities = self.run_.probabilities(images, self.mode, unreadable="skip")
+        bad = probabilities.isnan().any(dim=1).nonzero()[:, 0].tolist()
         if bad:
             first = images.key(bad[0]) if isinstance(images, ImageSet) else name_of(images[bad[0]])
-            warnings.warn(f"{len(bad)} of {len(found)} images cannot be read: {first}", stacklevel=2)
-        proba: NDArray[np.float32] = found.numpy()
+            warnings.warn(f"{len(bad)} of {len(probabilities)} images cannot be read: {first}", stacklevel=2)
+        proba: NDArray[np.float32] = probabilities.numpy()
         return proba
 
     def predict(
@@ -274,17 +308,23 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
             label = {name: name for name in names}
         if reject is not None and nothing in label.values():
             raise UsageError(f"rename the class {nothing!r}: it is the answer for images of no class")
-        found = self.run_.answers(
+        if self.method_.several:
+            if classes is not None:
+                raise UsageError("classes: a run with several labels answers with its own classes")
+            sets = self.run_.answers(self._images(X), top=1, mode=self.mode, reject=reject)
+            rows = [[name in (answer.labels or ()) for name in self.method_.classes] for answer in sets]
+            return np.array(rows, dtype=np.int64).reshape(len(sets), len(self.method_.classes))
+        answers = self.run_.answers(
             self._images(X), top=1, mode=self.mode, classes=names, reject=reject, unreadable="skip"
         )
-        bad = [answer.error for answer in found if answer.error is not None]
-        if bad and len(bad) == len(found):
+        bad = [answer.error for answer in answers if answer.error is not None]
+        if bad and len(bad) == len(answers):
             raise InputError(bad[0] if len(bad) == 1 else f"none of {len(bad)} images can be read: {bad[0]}")
         if bad:
-            warnings.warn(f"{len(bad)} of {len(found)} images cannot be read: {bad[0]}", stacklevel=2)
+            warnings.warn(f"{len(bad)} of {len(answers)} images cannot be read: {bad[0]}", stacklevel=2)
         labels = [
             None if answer.error is not None else nothing if answer.rejected else label[answer.classes[0][0]]
-            for answer in found
+            for answer in answers
         ]
         if bad:
             return np.array(labels, dtype=object)
@@ -322,7 +362,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         if os.path.isdir(X) and not any(entry.is_dir() for entry in Path(X).iterdir()):
             return find_images([os.fspath(X)])
         if is_image_name(os.fspath(X)):
-            return as_images(X)  # says that one image comes in a list, too
+            return as_images([X])
         return open_data(X, "test", template=self.template)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
@@ -343,15 +383,29 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
                     hint="evaluate",
                 )
             places = [self.method_.classes.index(name) for name in images.classes]
-            X, y = images, self.classes_[places][images.labels.numpy()]
+            targets = targets_of(images)
+            if self.method_.several:
+                if targets is None:
+                    targets = torch.nn.functional.one_hot(images.labels, len(images.classes)).bool()
+                y = np.zeros((len(images), len(self.method_.classes)), dtype=bool)
+                y[:, places] = targets.numpy()
+                X = images
+            else:
+                require_one_label(images, "score")
+                X, y = images, self.classes_[places][images.labels.numpy()]
         answers = self.predict(X)
+        if self.method_.several:
+            truth = as_indicators(y)
+            if truth is None or truth.shape != answers.shape:
+                raise InputError(f"y must be an indicator matrix {list(answers.shape)}, got {np.shape(y)}")
+            return float(np.average((answers == truth).all(axis=1), weights=sample_weight))
         return float(np.average(answers == check_labels(y, len(answers)), weights=sample_weight))
 
     def save(self, path: PathLike) -> None:
         """Leave a run folder that `load`, `dear evaluate` and `dear predict` read."""
         self._check_fitted()
-        own = {"mode": self.mode, "reject": self.reject, "labels": self.classes_.tolist()}
-        self.run_.save(path, classifier=own)
+        settings = {"mode": self.mode, "reject": self.reject, "labels": self.classes_.tolist()}
+        self.run_.save(path, classifier=settings)
 
     @classmethod
     def load(
@@ -366,23 +420,25 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         run = Model.load(path, backbone, pick_device(device))
         config, method = read_config(path), run.method
         _ = run.metrics, run.lines  # damaged ones are refused now, not when they are asked for
-        own = config.extra.get("classifier", {})
-        labels = own.get("labels", list(config.classes)) if isinstance(own, dict) else None
+        stored = config.extra.get("classifier", {})
+        labels = stored.get("labels", list(config.classes)) if isinstance(stored, dict) else None
         plain = isinstance(labels, list) and all(isinstance(label, str | int | float) for label in labels)
         if not isinstance(labels, list) or not plain or len(labels) != len(method.classes):
             raise RunError(
                 f"{os.fspath(path)}: the classifier's labels do not fit its {len(method.classes)} classes"
             )
         recipe, examples = config.recipe, list(config.examples.values())
-        found = cls(
+        estimator = cls(
             method=config.method,
             backbone=config.weights() if backbone is None else backbone,
             shots=config.shots or None,
             seed=config.seed,
-            recipe=config.preset,
+            recipe=restore_recipe(config, method),
             roles=method.roles,
             template=config.template,
-            mode=own.get("mode"),
+            texts=config.texts or None,
+            tree=config.tree or None,
+            mode=stored.get("mode"),
             epochs=recipe.get("epochs"),
             batch=recipe.get("batch"),
             lr=recipe.get("lr"),
@@ -393,14 +449,14 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
             way=config.way,
             focus=config.focus,
             calibrate=config.calibrate,
-            reject=own.get("reject"),
+            reject=stored.get("reject"),
             class_weight="balanced" if config.balance else None,
             unreadable=config.unreadable,
         )
-        found.method_ = method
-        found.classes_ = np.array(labels)
-        found.run_ = run
-        return found
+        estimator.method_ = method
+        estimator.classes_ = np.array(labels)
+        estimator.run_ = run
+        return estimator
 
     def __getstate__(self) -> dict[str, Any]:
         """The parameters, and of a trained classifier the files of its run: no weights of the backbone."""
@@ -434,6 +490,20 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
     def _check_fitted(self) -> None:
         if not hasattr(self, "method_"):
             raise NotFittedError("this Classifier has not learned anything yet: call fit or load first")
+
+
+def restore_recipe(spec: Spec, method: Method) -> str | list[str] | None:
+    """The `recipe` parameter of a classifier that trains as a run was: its preset and what else was set."""
+    usual = asdict(
+        recipe_for(Spec(method=spec.method, preset=spec.preset), method, torch.zeros(1, dtype=torch.int64))
+    )
+    parameters = ("epochs", "batch", "lr", "seed")
+    changes = {
+        name: value
+        for name, value in spec.recipe.items()
+        if name not in parameters and plain(usual.get(name)) != value
+    }
+    return recipe_texts(spec.preset, changes) if changes else spec.preset
 
 
 @lru_cache(maxsize=2)

@@ -77,8 +77,8 @@ class TrainingError(RunError):
 
 def reason_of(error: BaseException) -> str:
     """The first line of what an error of a library says, or its kind where it says nothing."""
-    said = str(error).strip()
-    return said.splitlines()[0] if said else type(error).__name__
+    detail = str(error).strip()
+    return detail.splitlines()[0] if detail else type(error).__name__
 
 
 def ran_out(error: BaseException) -> bool:

@@ -1,8 +1,6 @@
 """A tiny backbone on disk, and images whose color tells the class, in a table with splits and domains."""
 
 import csv
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +10,6 @@ from dear.clip import Clip, ClipConfig, TextConfig, VisionConfig
 from dear.clip.checkpoint import save_hf
 from dear.heads.names import CORE
 from dear.heads.roles import Role, RoleMap
-
-for folder in ("benchmarks", "research"):  # their scripts import each other
-    sys.path.append(str(Path(__file__).parents[2] / folder))
 
 COLORS = {
     "red": (200, 30, 30),

@@ -71,7 +71,7 @@ def test_an_ablation_starts_from_a_preset(dear, tmp_path):
         (["bench", "base-to-novel", "--set", "beta=1"], r"METHOD\.OPTION"),
         (["bench", "base-to-novel", "--engine", "slurm"], "local or ray"),
         (["bench", "base-to-novel", "--threads", "0"], "threads"),
-        (["bench", "base-to-novel", "--set", "dera.beta=1"], "'dera', which is not planned"),
+        (["bench", "base-to-novel", "--set", "dera.beta=1"], "'dera'"),
         (["bench", "base-to-novel", "--gpus", "0.5"], "engine ray"),
         (["bench", "base-to-novel", "--engine", "ray", "--workers", "2"], "engine local"),
         (["bench", "base-to-novel", "--recipe", "seed=3"], "seed"),

@@ -92,3 +92,27 @@ def test_shape_of_the_tables():
     assert published.for_study("masks").row("All-Mixed").number("Average", "hm").value == 80.93
     with pytest.raises(UsageError, match="no published table"):
         published.table("main-9")
+
+
+def test_reruns_follow_their_row_with_their_source_and_their_own_arithmetic():
+    main = published.table("main-2")
+    for rerun in main.reruns:
+        assert rerun.source.startswith("https://")
+        assert main.row(rerun.label).number("EuroSAT", "hm").value > rerun.number("EuroSAT", "hm").value
+    (prompts,) = main.reruns_of("PromptSRC")
+    low, high = _band(prompts.number("Average", "base").value, prompts.number("Average", "novel").value)
+    assert low - HALF <= prompts.number("Average", "hm").value <= high + HALF
+    sets = [
+        number
+        for (dataset, column), number in prompts.cells.items()
+        if (dataset == "Average") < (column == "base")
+    ]
+    assert sum(number.value for number in sets) / len(sets) == pytest.approx(84.24, abs=2 * HALF)
+    assert prompts.title == "PromptSRC, rerun by others"
+
+
+def test_rows_with_unlabeled_images_of_new_classes_are_marked():
+    main = published.table("main-2")
+    assert [row.label for row in main.rows if row.unlabeled] == ["PromptKD"]
+    assert "unlabeled" in main.row("PromptKD").title
+    assert "unlabeled" not in main.row("DeAR").title

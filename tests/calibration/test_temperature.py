@@ -118,9 +118,9 @@ def test_few_images_give_a_wide_interval_and_nonsense_is_refused() -> None:
     assert few.value == 0.2
     assert few.high > 0.5
     for share in (0.0, 0.6, float("nan")):
-        with pytest.raises(UsageError, match="share of known images"):
+        with pytest.raises(UsageError, match=str(share)):
             threshold([0.1, 0.2], share)
-    with pytest.raises(UsageError, match="no scores"):
+    with pytest.raises(UsageError, match="scores"):
         threshold([])
 
 

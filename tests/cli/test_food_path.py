@@ -32,7 +32,7 @@ def test_from_folder_to_table_in_four_commands(
     words = ["adapt", "--data", "food", "--backbone", "models/tiny-clip", "--out", "run", "--epochs", "3"]
     status, said = dear(*words)
     assert status == 0, said
-    assert "roles were found on 24 images" in said  # no map of these weights exists anywhere
+    assert "discovered on 24 images" in said  # no map of these weights exists anywhere
     assert "training DeAR on 24 images of 3 classes, 6 images held out" in said
     assert "accuracy on 6 held-out images:" in said
     assert "before," in said
@@ -73,12 +73,12 @@ def test_a_second_adaptation_uses_the_kept_roles(
     monkeypatch.chdir(tmp_path)
     words = ["adapt", "--data", str(place / "food"), "--backbone", str(place / "models" / "tiny-clip")]
     words += ["--epochs", "1", "--no-check"]
-    assert "roles were found on" in dear(*words, "--out", "one")[1]
-    assert "roles of tiny-clip were found before" in dear(*words, "--out", "two")[1]
+    assert "roles were discovered on" in dear(*words, "--out", "one")[1]
+    assert "roles of tiny-clip were discovered before" in dear(*words, "--out", "two")[1]
     maps = [(tmp_path / name / "roles.json").read_bytes() for name in ("one", "two")]
     assert maps[0] == maps[1]
     assert dear("cache", "clear")[0] == 0
-    assert "roles were found on" in dear(*words, "--out", "three")[1]
+    assert "roles were discovered on" in dear(*words, "--out", "three")[1]
 
 
 def test_mini_says_that_it_knows_no_photos(place: Path, tmp_path: Path) -> None:

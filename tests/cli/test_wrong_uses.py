@@ -77,9 +77,9 @@ adapt --data photos --out half | half: & --resume
 adapt --data photos --out half --resume --shots 2 --seed 2 | epochs, seed
 adapt --data photos --out note.txt | note.txt: & folder
 adapt --data broken --out x --shots 0 --epochs 1 | broken/red/x.jpg
-evaluate nowhere --data photos | nowhere: & config.json & dear adapt --out
-audit nowhere | nowhere: & config.json & dear adapt --out
-report nowhere --out page.html | nowhere: & config.json & dear adapt --out
+evaluate nowhere --data photos | nowhere: & dear adapt --out
+audit nowhere | nowhere: & dear adapt --out
+report nowhere --out page.html | nowhere: & dear adapt --out
 evaluate half --data photos | half: & dear adapt --resume
 evaluate cut --data photos | cut/adapter.safetensors
 evaluate moved --data photos | moved: & 'gone-model' & --backbone

@@ -208,13 +208,13 @@ def test_weight_files_are_recognized_by_their_content(odd, tmp_path):
     assert read_checkpoint(folder / "open_clip_model.safetensors").layout == "openclip"
     bare = tmp_path / "weights.safetensors"
     safetensors.torch.save_file(published.openai_state(odd), bare)
-    with pytest.raises(CheckpointError, match=r"GELU or QuickGELU.*activation='gelu'"):
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors.*activation"):
         dear.load(bare)
     assert read_checkpoint(bare, "gelu").config.vision.activation == "gelu"
     training = tmp_path / "epoch_32.pt"
     state = {f"module.{name}": tensor for name, tensor in published.openai_state(odd).items()}
     torch.save({"epoch": 32, "state_dict": state}, training)
-    with pytest.raises(CheckpointError, match="GELU or QuickGELU"):
+    with pytest.raises(CheckpointError, match=r"epoch_32\.pt.*activation"):
         dear.load(training)
     assert read_checkpoint(training, "quick_gelu").config.vision.heads == 5
     with pytest.raises(CheckpointError, match="activation='gelu'"):
@@ -344,18 +344,18 @@ def test_openclip_defaults_and_heads():
 @pytest.mark.parametrize(
     ("where", "key", "value", "words"),
     [
-        ("vision_cfg", "timm_model_name", "convnext_base", "no plain transformer.*take a vision transformer"),
-        ("vision_cfg", "timm_model_name", "fastvit_mci2", "no plain transformer.*take a vision transformer"),
-        ("vision_cfg", "timm_model_name", "vit_so400m_patch14_siglip_gap_384", "not known.*take"),
+        ("vision_cfg", "timm_model_name", "convnext_base", "convnext_base"),
+        ("vision_cfg", "timm_model_name", "fastvit_mci2", "fastvit_mci2"),
+        ("vision_cfg", "timm_model_name", "vit_so400m_patch14_siglip_gap_384", "gap_384"),
         ("vision_cfg", "timm_model_name", "vit_base_patch16_siglip_224", "pool None"),
         ("vision_cfg", "attentional_pool", True, "attentional_pool"),
         ("vision_cfg", "ls_init_value", 1e-5, "ls_init_value"),
-        ("vision_cfg", "layers", [3, 4, 6, 3], "is a ResNet.*take a vision transformer"),
+        ("vision_cfg", "layers", [3, 4, 6, 3], "ResNet"),
         ("vision_cfg", "pool_type", "avg", "pool_type"),
         ("vision_cfg", "final_ln_after_pool", True, "final_ln_after_pool"),
-        ("text_cfg", "hf_model_name", "roberta-base", "language model.*take MetaCLIP 2 or SigLIP 2"),
+        ("text_cfg", "hf_model_name", "roberta-base", "MetaCLIP 2"),
         ("text_cfg", "hf_tokenizer_name", "bert-base-uncased", "bert-base-uncased"),
-        ("text_cfg", "pool_type", "last", "'last' without a tokenizer"),
+        ("text_cfg", "pool_type", "last", "'last'"),
         ("text_cfg", "pool_type", "first", "'first'"),
         ("text_cfg", "norm_kwargs", {"affine": False}, "affine"),
         (None, "multimodal_cfg", {"layers": 12}, "multimodal_cfg"),
@@ -371,9 +371,9 @@ def test_parts_of_openclip_that_are_not_supported_are_refused(where, key, value,
 def test_unknown_sources_name_what_is_known(tmp_path):
     with pytest.raises(CheckpointError, match="no-such-thing"):
         dear.load("no-such-thing")
-    with pytest.raises(CheckpointError, match="no CLIP"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         dear.load(tmp_path)
-    with pytest.raises(CheckpointError, match="not a backbone"):
+    with pytest.raises(CheckpointError, match=r"missing\.pt"):
         dear.load(tmp_path / "missing.pt")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_towers import block_mask, small_clip, texts
+from small_towers import block_mask, small_clip, texts
 
 from dear.clip import BlockMask, Clip, ClipConfig, Edit, LayerEdit, LowRank, Record, TextConfig, VisionConfig
 from dear.clip.tower import Attention
@@ -83,7 +83,7 @@ def test_both_ways_to_cut_patches_ignore_the_pixels_beyond_the_last_patch(size: 
 def test_a_block_mask_cannot_hide_the_originals_from_each_other() -> None:
     see = torch.ones(3, 2, 2, dtype=torch.bool)
     see[1, 0, 0] = False
-    with pytest.raises(UsageError, match="head 1"):
+    with pytest.raises(UsageError, match=r"visible\[1, 0, 0\]"):
         BlockMask(see)
 
 
@@ -148,11 +148,11 @@ def test_a_float32_mask_on_a_16_bit_tower(fused: bool) -> None:
 @pytest.mark.parametrize(
     ("change", "count", "words"),
     [
-        ({"mask": torch.zeros(5, 9, 9)}, 0, r"\[5 or 1, 10, 10\].*got \[5, 9, 9\]"),
-        ({"mask": torch.zeros(4, 10, 10)}, 0, r"got \[4, 10, 10\]"),
-        ({"mask": BlockMask(torch.ones(5, 4, 4, dtype=torch.bool))}, 0, "3 extra tokens .* with 0"),
-        ({"tokens": torch.zeros(3, 2, 40)}, 2, r"tokens of \[3, 2, 40\] do not fit .*\[2, 10, 40\]"),
-        ({"tokens": torch.zeros(2, 39)}, 2, r"tokens of \[2, 39\] do not fit"),
+        ({"mask": torch.zeros(5, 9, 9)}, 0, r"\[5 or 1, 10, 10\].*\[5, 9, 9\]"),
+        ({"mask": torch.zeros(4, 10, 10)}, 0, r"\[4, 10, 10\]"),
+        ({"mask": BlockMask(torch.ones(5, 4, 4, dtype=torch.bool))}, 0, r"\b0\b.*\b3\b"),
+        ({"tokens": torch.zeros(3, 2, 40)}, 2, r"\[2, 10, 40\].*\[3, 2, 40\]"),
+        ({"tokens": torch.zeros(2, 39)}, 2, r"\[2, 39\]"),
     ],
 )
 def test_an_edit_of_another_size_is_refused_on_every_path(change: dict, count: int, words: str) -> None:
@@ -164,7 +164,7 @@ def test_an_edit_of_another_size_is_refused_on_every_path(change: dict, count: i
 
 
 def test_gates_have_no_batch() -> None:
-    with pytest.raises(UsageError, match="axes"):
+    with pytest.raises(UsageError, match=r"gate.*\[2, 5\]"):
         LayerEdit(gate=torch.ones(2, 5))
 
 
@@ -180,7 +180,7 @@ def test_a_mask_per_item_is_that_items_mask(fused: bool) -> None:
             own = read if read is None or read.ndim == 1 else read[item]
             alone = visual.run(x[item : item + 1], edit=Edit({7: LayerEdit(mask=masks[item])}), read=own)
             torch.testing.assert_close(found[item : item + 1], alone)
-    with pytest.raises(UsageError, match="must be"):
+    with pytest.raises(UsageError, match=r"\[2, 5, 10, 10\]"):
         visual.run(x[:1], edit=Edit({7: LayerEdit(mask=masks)}))
 
 

@@ -61,25 +61,25 @@ def test_metaclip_2(tmp_path: Path) -> None:
         text = model.get_text_features(tokens).pooler_output
     torch.testing.assert_close(clip.encode_image(images()), image, **NEAR)
     torch.testing.assert_close(clip.encode_text(tokens), text, **NEAR)
-    assert clip.text.cut(tokens[:1]).shape == (1, 5)
+    assert clip.text.trim_padding(tokens[:1]).shape == (1, 5)
 
 
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        ({"model_type": "siglip2"}, None, "NaFlex.*take a SigLIP 2 of fixed size"),
-        ({"model_type": "altclip"}, None, "take MetaCLIP 2 or SigLIP 2"),
-        ({"model_type": "blip"}, None, "only clip, metaclip_2, siglip"),
-        ("vision_config", {"vision_use_head": False}, "without its pooling head"),
+        ({"model_type": "siglip2"}, None, "NaFlex"),
+        ({"model_type": "altclip"}, None, "altclip"),
+        ({"model_type": "blip"}, None, "blip"),
+        ("vision_config", {"vision_use_head": False}, "pooling head"),
         ("vision_config", {"hidden_act": "relu"}, "hidden_act"),
-        ("vision_config", {"num_attention_heads": 7}, "7 heads do not divide the width 40"),
+        ("vision_config", {"num_attention_heads": 7}, "7 heads.*40"),
         ("vision_config", {"num_hidden_layers": 10**6}, "layers"),
         ("vision_config", {"image_size": -3}, "image_size"),
-        ("vision_config", {"hidden_size": "40"}, "integer"),
-        ("text_config", {"projection_size": 17}, "without a projection features have the width 40, not 17"),
+        ("vision_config", {"hidden_size": "40"}, "hidden_size"),
+        ("text_config", {"projection_size": 17}, "40.*17"),
         ("text_config", {"vocab_size": 10**9}, "vocab"),
         ("text_config", {"layer_norm_eps": 0}, "layer_norm_eps"),
-        ("text_config", [], "an object was expected"),
+        ("text_config", [], r"\[\]"),
     ],
 )
 def test_wrong_configurations_are_refused_with_a_sentence(tmp_path: Path, place, value, words: str) -> None:
@@ -97,10 +97,11 @@ def test_wrong_configurations_are_refused_with_a_sentence(tmp_path: Path, place,
 @pytest.mark.parametrize(
     ("images", "words"),
     [
-        ({"size": {"height": 30, "width": 26}}, "for a model of 26 pixels"),
+        ({"size": {"height": 30, "width": 26}}, "26"),
         ({"resample": 0}, "resample = 0"),
+        ({"rescale_factor": 1 / 127.5}, "rescale_factor"),
         ({"do_normalize": False}, "do_normalize"),
-        ({"image_mean": [1, 2]}, "three numbers"),
+        ({"image_mean": [1, 2]}, r"\[1, 2\]"),
     ],
 )
 def test_other_ways_to_prepare_images_are_refused(tmp_path: Path, images: dict, words: str) -> None:

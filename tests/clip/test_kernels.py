@@ -4,34 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-import dear
+from kernel_runs import run_checks
 
 TRITON = importlib.metadata.version("triton") if importlib.util.find_spec("triton") else "0.0"
 TRITON_VERSION = tuple(int(part) for part in TRITON.split(".")[:2])
-CHECKS = Path(__file__).with_name("kernel_checks.py")
-SOURCE = str(Path(dear.__file__).parents[1])
-
-
-def run_checks(*chosen: str, **environment: str) -> str:
-    """In a process of its own: Triton decides at import whether it interprets."""
-    path = os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CHECKS), *chosen],
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=CHECKS.parents[2],
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    return done.stdout
 
 
 @pytest.mark.skipif(TRITON_VERSION < (3, 7), reason="older interpreters do not work with NumPy 2.4")

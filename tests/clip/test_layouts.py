@@ -12,7 +12,7 @@ import plain
 import pytest
 import safetensors.torch
 import torch
-from test_other_families import PERCEPTION, SIGLIP, model
+from other_families import PERCEPTION, SIGLIP, model
 from torch import Tensor
 
 import dear
@@ -256,7 +256,7 @@ def mlp(x, w, at, activation):
         ("logit_bias", torch.tensor(float("nan")), "logit_bias.*NaN"),
         ("visual.trunk.pos_embed", torch.zeros(1, 5, 36), r"pos_embed is \[1, 5, 36\]"),
         ("visual.trunk.norm_pre.weight", torch.zeros(36), "surplus visual.trunk.norm_pre.weight"),
-        ("text.text_projection.bias", torch.zeros(36, dtype=torch.int64), "unusable type"),
+        ("text.text_projection.bias", torch.zeros(36, dtype=torch.int64), "text_projection.bias is int64"),
     ],
 )
 def test_wrong_tensors_are_named(

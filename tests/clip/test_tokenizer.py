@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from functools import cache
 from pathlib import Path
 
@@ -36,13 +37,13 @@ def test_one_text_is_a_list_of_one():
 def test_a_text_may_fill_the_context_exactly():
     assert tokenize(["cat " * 75])[0, -1] == EOT
     assert tokenize(["cat " * 3], context=5).tolist() == [[BOT, 2368, 2368, 2368, EOT]]
-    with pytest.raises(InputError, match=r"'cat cat cat .*76 .*75"):
+    with pytest.raises(InputError, match=r"75.*76.*'cat cat cat"):
         tokenize(["a dog", "cat " * 76])
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t", "&nbsp;", "\x00", "\ufeff", "&#28;", "\u0345"])
 def test_empty_texts_are_refused(text):
-    with pytest.raises(InputError, match="empty"):
+    with pytest.raises(InputError, match=re.escape(repr(text))):
         tokenize(["a cat", text])
 
 
@@ -57,19 +58,19 @@ def test_empty_texts_are_refused(text):
     ],
 )
 def test_special_tokens_are_refused_and_quoted(text):
-    with pytest.raises(InputError, match=r"special token <\|(start|end)oftext\|>") as caught:
+    with pytest.raises(InputError, match=r"<\|(start|end)oftext\|>") as caught:
         tokenize(text)
     assert repr(text) in str(caught.value)
 
 
 def test_a_huge_text_is_refused_in_a_short_message():
-    with pytest.raises(InputError, match="5,000,000 characters") as caught:
+    with pytest.raises(InputError, match="5,000,000") as caught:
         tokenize("word " * 1_000_000)
     assert len(str(caught.value)) < 200
 
 
 def test_what_is_no_text_is_refused():
-    with pytest.raises(InputError, match="not a text"):
+    with pytest.raises(InputError, match="None"):
         tokenize(["a cat", None])  # type: ignore[list-item]
 
 

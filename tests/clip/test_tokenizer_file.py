@@ -100,44 +100,42 @@ def test_open_clips_canonical_form() -> None:
 def test_texts_that_cannot_be_tokens_are_named(tmp_path: Path) -> None:
     write_gemma(tmp_path)
     tokenizer = FileTokenizer(tmp_path, GEMMA)
-    with pytest.raises(InputError, match="empty once cleaned"):
+    with pytest.raises(InputError, match="'   '"):
         tokenizer(["a", "   "], 64)
-    with pytest.raises(InputError, match=r"too long: .* 8 fit"):
+    with pytest.raises(InputError, match=r"\b8\b.*a photo"):
         tokenizer("a photo of the red cat dog house " * 4, 8)
-    with pytest.raises(InputError, match="special token"):
+    with pytest.raises(InputError, match="<eos>"):
         tokenizer("a cat <eos> dog", 64)
-    with pytest.raises(InputError, match="is not a text"):
+    with pytest.raises(InputError, match=r"\b3\b"):
         tokenizer([3], 64)  # type: ignore[list-item]
-    with pytest.raises(InputError, match="characters"):
+    with pytest.raises(InputError, match="50,000"):
         tokenizer("a" * 50_000, 64)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content"),
     [
-        ("tokenizer.json", b"", "not a whole tokenizer"),
-        ("tokenizer.json", b"{", "not a whole tokenizer"),
-        ("tokenizer.json", b'{"model": 3}', "not a whole tokenizer"),
-        ("tokenizer.json", b"\xff\xfe\x00", "not a whole tokenizer"),
-        ("spiece.model", b"", "not a whole tokenizer"),
-        ("spiece.model", b"\x00" * 100, "not a whole tokenizer"),
-        ("spiece.model", b"garbage" * 50, "not a whole tokenizer"),
-        ("tokenizer_config.json", b"[]", "an object was expected"),
-        ("tokenizer_config.json", b'{"a": 1, "a": 2}', "tokenizer_config"),
+        ("tokenizer.json", b""),
+        ("tokenizer.json", b"{"),
+        ("tokenizer.json", b'{"model": 3}'),
+        ("tokenizer.json", b"\xff\xfe\x00"),
+        ("spiece.model", b""),
+        ("spiece.model", b"\x00" * 100),
+        ("spiece.model", b"garbage" * 50),
+        ("tokenizer_config.json", b"[]"),
+        ("tokenizer_config.json", b'{"a": 1, "a": 2}'),
     ],
 )
-def test_damaged_tokenizers_are_refused(
-    tmp_path: Path, pieces: bytes, name: str, content: bytes, words: str
-) -> None:
+def test_damaged_tokenizers_are_refused(tmp_path: Path, pieces: bytes, name: str, content: bytes) -> None:
     (tmp_path / "spiece.model").write_bytes(pieces)
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError, match=name):
         FileTokenizer(tmp_path, SIGLIP)
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     write_gemma(tmp_path)
-    with pytest.raises(CheckpointError, match="do not belong together"):
+    with pytest.raises(CheckpointError, match=r"\b100\b.*\b650\b"):
         FileTokenizer(tmp_path, replace(GEMMA, vocab=100))
 
 

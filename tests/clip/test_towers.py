@@ -6,48 +6,20 @@ import numpy as np
 import plain
 import pytest
 import torch
+from small_towers import block_mask, small_clip, texts
 
-from dear.clip import BlockMask, Clip, ClipConfig, Edit, LayerEdit, LowRank, Record, TextConfig, VisionConfig
+from dear.clip import BlockMask, Clip, ClipConfig, Edit, LayerEdit, LowRank, Record, VisionConfig
 from dear.errors import CheckpointError, InputError, UsageError
-
-EOT, BOT = 49_407, 49_406
-
-
-def small_clip(activation: str = "quick_gelu", seed: int = 0) -> Clip:
-    """Odd sizes on purpose: 5 heads, 7 layers. Biases are made non-zero so that forgetting one shows."""
-    torch.manual_seed(seed)
-    config = ClipConfig(
-        VisionConfig(width=40, layers=7, heads=5, activation=activation, image_size=24, patch_size=8),
-        TextConfig(width=24, layers=3, heads=3, activation=activation),
-        embed_dim=18,
-    )
-    clip = Clip(config).double()
-    with torch.no_grad():
-        for name, tensor in clip.named_parameters():
-            if name.endswith("bias"):
-                tensor.normal_(std=0.3)
-            if "ln_" in name and name.endswith("weight"):
-                tensor.normal_(1.0, 0.2)
-    return clip
-
-
-def texts() -> torch.Tensor:
-    ids = torch.zeros(3, 77, dtype=torch.long)
-    for row, length in enumerate((2, 5, 3)):
-        ids[row, 0] = BOT
-        ids[row, 1 : 1 + length] = torch.arange(300, 300 + length) * (row + 1)
-        ids[row, 1 + length] = EOT
-    return ids
-
-
-@pytest.fixture(params=["quick_gelu", "gelu"])
-def clip(request: pytest.FixtureRequest) -> Clip:
-    return small_clip(request.param)
 
 
 @pytest.fixture
 def pixels() -> torch.Tensor:
     return torch.randn(2, 3, 24, 24, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(params=["quick_gelu", "gelu"])
+def clip(request: pytest.FixtureRequest) -> Clip:
+    return small_clip(request.param)
 
 
 def weights(clip: Clip) -> dict[str, np.ndarray]:
@@ -113,15 +85,6 @@ def test_mask_gate_and_delta_on_single_heads_do_what_the_plain_loop_says(
         np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9)
     assert np.abs(wanted - clip.encode_image(pixels).numpy()).max() > 1e-3
     np.testing.assert_allclose(delta.matrix().numpy(), matrix, rtol=1e-12)
-
-
-def block_mask(open_heads: tuple[int, ...] = ()) -> BlockMask:
-    see = torch.zeros(5, 3, 3, dtype=torch.bool)
-    see[:, 0, 0] = True
-    see[:, 1:, 1:] = True
-    for head in open_heads:
-        see[head] = True
-    return BlockMask(see)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -205,7 +168,7 @@ def test_cut_text_equals_full_text_also_with_tokens_after_bot(clip: Clip) -> Non
     full = clip.text.run(clip.text.embed(ids), edit=edit)
     ends = ids.argmax(-1) + 2
     torch.testing.assert_close(clip.text(ids, edit), clip.text.project(full[torch.arange(3), ends]))
-    assert clip.text.cut(ids).shape[1] == 7
+    assert clip.text.trim_padding(ids).shape[1] == 7
 
 
 def test_fused_and_eager_agree_forward_and_backward(clip: Clip, pixels: torch.Tensor) -> None:
@@ -244,17 +207,17 @@ def test_record_names_what_happened(clip: Clip, pixels: torch.Tensor) -> None:
 
 
 def test_wrong_use_is_named(clip: Clip, pixels: torch.Tensor) -> None:
-    with pytest.raises(InputError, match=r"\[B, 3, 24, 24\]; got \[2, 3, 20, 20\]"):
+    with pytest.raises(InputError, match=r"\[B, 3, 24, 24\].*\[2, 3, 20, 20\]"):
         clip.encode_image(pixels[:, :, :20, :20])
-    with pytest.raises(UsageError, match="layer 9"):
+    with pytest.raises(UsageError, match=r"\b9\b"):
         clip.visual(pixels, Edit({9: LayerEdit()}))
-    with pytest.raises(UsageError, match="layers count from 1"):
+    with pytest.raises(UsageError, match=r"\b0\b"):
         Edit({0: LayerEdit()})
-    with pytest.raises(UsageError, match=r"3 tokens.* 2"):
+    with pytest.raises(UsageError, match=r"\b2\b.*\b3\b"):
         Edit({1: LayerEdit(tokens=torch.zeros(3, 40))}, count=2)
-    with pytest.raises(UsageError, match="empty"):
+    with pytest.raises(UsageError, match=r"row 0"):
         BlockMask(torch.zeros(5, 3, 3, dtype=torch.bool))
     with pytest.raises(CheckpointError, match=r"5 heads.*42"):
         VisionConfig(width=42, layers=2, heads=5)
-    with pytest.raises(UsageError, match="ViT-B-16"):
+    with pytest.raises(UsageError, match="ViT-B-17"):
         ClipConfig.named("ViT-B-17")

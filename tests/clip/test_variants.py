@@ -14,11 +14,11 @@ from tiny import tiny_clip
 from torch import nn
 
 from dear.clip.correction import Correction
+from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.clip.sharing import map_tensors, replace
+from dear.clip.variant import matrix_dtype
 from dear.errors import InputError, UsageError
-
-HEADS = ((4, 1), (6, 0))
 
 
 @pytest.fixture
@@ -34,8 +34,6 @@ def test_the_same_variant_is_the_same_object(clip: Clip) -> None:
     corrected = clip.corrected(half())
     assert corrected is clip.corrected(half())
     assert corrected is not clip.corrected(half("another note"))
-    assert corrected.focused(HEADS) is clip.focused(HEADS).corrected(half())
-    assert corrected.focused(HEADS).focused(()) is corrected
     assert corrected.corrected(None) is corrected.plain is clip
     assert corrected.cast(torch.bfloat16) is corrected.cast(torch.bfloat16)
     assert corrected.cast(torch.bfloat16) is clip.cast(torch.bfloat16).corrected(half())
@@ -45,17 +43,17 @@ def test_the_same_variant_is_the_same_object(clip: Clip) -> None:
 
 def test_variants_share_weights_and_leave_the_original_alone(clip: Clip) -> None:
     names = set(clip.state_dict())
-    for other in (clip.corrected(half()), clip.focused(HEADS)):
-        assert set(other.state_dict()) == names
-        for name, parameter in other.named_parameters():
-            assert parameter is clip.get_parameter(name), name
-    assert (clip.correction, clip.focus, clip.visual.removed_heads) == (None, (), ())
+    other = clip.corrected(half())
+    assert set(other.state_dict()) == names
+    for name, parameter in other.named_parameters():
+        assert parameter is clip.get_parameter(name), name
+    assert (clip.correction, clip.visual.removed_heads) == (None, ())
 
 
 def test_unused_variants_are_forgotten(clip: Clip) -> None:
-    gone = [weakref.ref(clip.corrected(half())), weakref.ref(clip.focused(HEADS))]
+    gone = weakref.ref(clip.corrected(half()))
     gc.collect()
-    assert [ref() for ref in gone] == [None, None]
+    assert gone() is None
     cast = weakref.ref(clip.corrected(half()).cast(torch.bfloat16))
     plain = weakref.ref(clip.cast(torch.bfloat16))
     gc.collect()
@@ -74,11 +72,8 @@ def test_a_cast_follows_changed_weights(clip: Clip) -> None:
 
 
 def test_a_head_that_does_not_exist_is_refused(clip: Clip) -> None:
-    for variant in (lambda: clip.focused([(4, 99)]), lambda: clip.corrected(
-        Correction(torch.eye(20), torch.zeros(20), ((4, 99),))
-    )):  # fmt: skip
-        with pytest.raises(UsageError, match="99"):
-            variant()
+    with pytest.raises(UsageError, match="99"):
+        clip.corrected(Correction(torch.eye(20), torch.zeros(20), ((4, 99),)))
 
 
 def test_replace_keeps_everything_but_the_parts() -> None:
@@ -112,3 +107,17 @@ def test_images_are_encoded_from_paths_bytes_and_pillow(clip: Clip, tmp_path: Pa
     assert clip.encode_image([]).shape == (0, 20)
     with pytest.raises(InputError, match=r"missing\.png"):
         clip.encode_image([files[0], tmp_path / "missing.png"])
+
+
+@pytest.mark.parametrize(("cuda", "mps", "expected"), [(1, 1, "cuda"), (0, 1, "mps"), (0, 0, "cpu")])
+def test_auto_takes_cuda_then_apples_gpu_then_the_cpu(monkeypatch, cuda, mps, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(cuda))
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: bool(mps))
+    assert pick_device("auto") == expected
+    if expected == "mps":
+        assert matrix_dtype("auto", torch.device("mps")) == torch.float32
+
+
+def test_a_device_that_is_not_there_is_named():
+    with pytest.raises(UsageError, match="mps"):
+        pick_device("mps" if not torch.backends.mps.is_available() else "mps:7")

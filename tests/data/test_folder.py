@@ -1,10 +1,13 @@
 """Folders of class folders: order, splits, what is passed over, what is refused."""
 
+import json
 import random
 import shutil
 
 import pytest
+from typer.testing import CliRunner
 
+from dear.cli import build_app
 from dear.data import check_images, open_data
 from dear.data.check import class_counts, describe_balance
 from dear.data.open import open_folder
@@ -180,26 +183,28 @@ def test_text_files_named_as_images_are_found_when_checked(paint):
     assert [image.key for image in report.unreadable] == ["dog/2.jpg"]
 
 
-def test_a_split_folder_given_by_itself_knows_the_folders_beside_it(paint):
-    """As in `fit("photos/train")` and `score("photos/test")`: no image is both trained and tested on."""
+def test_a_split_folder_that_is_named_is_the_folder_that_is_used(paint):
+    """As in `fit("photos/train")` and `score("photos/test")`; held-out images are never those trained on."""
     counts = {"train": 5, "test": 3, "val": 2}
     root = paint(
         *(f"photos/{s}/{c}/{n}.png" for s, k in counts.items() for c in ("cat", "dog") for n in range(k))
     )
     photos = root / "photos"
     for part, count in counts.items():
-        assert len(open_folder(photos / part, "all")) == 2 * count
-        assert len(open_folder(photos / part, "train")) == 2 * counts["train"]
-    assert [len(open_folder(photos / part, "test")) for part in counts] == [6, 6, 4]
-    assert open_folder(photos / "train", "train").name == "photos"
-    assert open_folder(photos / "train", "train").key(0) == "cat/0.png"
-    test = open_folder(photos / "train", "test")
-    assert test.path(0).samefile(photos / "test" / "cat" / "0.png")
-    shutil.rmtree(photos / "test")
-    assert len(open_folder(photos / "train", "test")) == 2 * counts["val"]
-    shutil.move(photos / "train", photos / "testing")
+        for split in ("train", "test", "all"):
+            images = open_data(photos / part, split)
+            assert len(images) == 2 * count
+            assert images.path(0).samefile(photos / part / "cat" / "0.png")
+    assert open_data(photos / "train", "train").name == "photos"
+    held_out = {part: open_data(photos / part, "held-out").path(0).parent.parent.name for part in counts}
+    assert held_out == {"train": "test", "test": "val", "val": "test"}
+    assert len(open_data(photos, "held-out")) == 6
     with pytest.raises(DataError, match="train"):
-        open_folder(photos / "val", "train")
+        open_data(photos / "train", "val")
+    shutil.rmtree(photos / "test")
+    assert len(open_data(photos / "train", "held-out")) == 2 * counts["val"]
+    with pytest.raises(DataError, match="val"):
+        open_data(photos / "val", "held-out")
 
 
 def test_a_folder_that_only_happens_to_be_called_test_is_split(paint):
@@ -208,3 +213,16 @@ def test_a_folder_that_only_happens_to_be_called_test_is_split(paint):
     )
     assert len(open_folder(root / "test", "train")) == 8
     assert len(open_folder(root / "test", "test")) == 2
+
+
+def test_a_check_counts_validation_images_and_names_files_that_are_no_images(paint):
+    counts = {"train": 3, "test": 1, "val": 2}
+    root = paint(
+        *(f"{split}/{name}/{i}.png" for split, n in counts.items() for name in "ab" for i in range(n))
+    )
+    for name in ("notes.txt", ".DS_Store"):
+        (root / "train" / "a" / name).write_text("x")
+    done = CliRunner().invoke(build_app(), ["data", "check", str(root), "--json"])
+    report = json.loads(done.stdout)
+    assert {split: each["images"] // 2 for split, each in report["splits"].items()} == counts
+    assert report["not_images"] == ["train/a/notes.txt"]

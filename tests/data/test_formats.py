@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from dear.data.images import content_digest, source_of, stored_digest
-from dear.data.open import open_data
+from dear.data.open import default_split, open_data
 from dear.data.stored import Box
-from dear.errors import DataError, InputError
+from dear.errors import DataError, InputError, UsageError
 from dear.images.open import open_image
 
 pandas = pytest.importorskip("pandas")
@@ -169,3 +169,44 @@ def test_saved_datasets_folders(photos: Path, tmp_path: Path, split: bool) -> No
     assert images.classes == ("blue", "red")
     assert images.image(0).getpixel((0, 0)) == (200, 0, 0)
     assert len(open_data(tmp_path / "saved", "test")) == 2
+
+
+def test_margin_of_boxes(photos: Path, tmp_path: Path) -> None:
+    rows = "\n".join(f"{path},{label},5,4,10,8" for path, label in rows_of(photos))
+    (tmp_path / "boxes.csv").write_text("path,label,x,y,width,height\n" + rows)
+    assert open_data(tmp_path / "boxes.csv", "all").image(0).size == (10, 8)
+    assert open_data(tmp_path / "boxes.csv", "all", margin=0.5).image(0).size == (20, 16)
+    with pytest.raises(UsageError, match="11"):
+        open_data(tmp_path / "boxes.csv", "all", margin=11)
+    (tmp_path / "t.csv").write_text("path,label\n" + "\n".join(",".join(row) for row in rows_of(photos)))
+    with pytest.raises(UsageError, match="boxes"):
+        open_data(tmp_path / "t.csv", "all", margin=0.1)
+
+
+def test_a_named_split_folder_is_used_where_no_labels_are(photos: Path, tmp_path: Path) -> None:
+    for split, numbers in (("train", (0, 1)), ("val", (2, 3))):
+        for number in numbers:
+            target = tmp_path / "food" / split / "pie" / f"{number}.png"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((photos / f"{number}.png").read_bytes())
+    assert default_split(str(tmp_path / "food" / "val"), "train") == "all"
+    assert default_split(str(tmp_path / "food"), "train") == "train"
+    assert len(open_data(tmp_path / "food" / "val", "all")) == 2
+
+
+def test_a_box_of_one_pixel_is_no_fraction_where_others_are_pixels(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encoded((1, 2, 3)))
+    head, sizes = "path,label,x,y,width,height\na.png,dot,0,0,1,1\n", []
+    for other in ("0,0,9,9", "0,0,0.5,0.5"):
+        (tmp_path / "boxes.csv").write_text(f"{head}a.png,patch,{other}\n")
+        images = open_data(tmp_path / "boxes.csv", "all")
+        sizes.append(sorted(images.image(place).size for place in range(2)))
+    assert sizes == [[(1, 1), (9, 9)], [(10, 8), (20, 16)]]
+
+
+def test_frames_of_arrays_and_pillow_images() -> None:
+    array = np.full((8, 6, 3), 7, dtype=np.uint8)
+    frame = pandas.DataFrame({"image": [array, Image.fromarray(array)], "label": ["a", "b"]})
+    images = open_data(frame, "all")
+    assert [np.asarray(images.image(place)).tolist() for place in range(2)] == [array.tolist()] * 2
+    assert stored_digest(images, 0) == stored_digest(images, 1)

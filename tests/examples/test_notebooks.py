@@ -9,6 +9,11 @@ import pytest
 
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
+RENDERED = {  # variables that a cell ends with, as HTML
+    "photos_to_answers": ("before", "run", "after", "answers[:5]"),
+    "find_and_repair_a_shortcut": ("audit",),
+    "what_heads_do": ("roles",),
+}
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
 
 
@@ -22,3 +27,12 @@ def test_notebook(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "stored without outputs: jupyter nbconvert --execute"
     )
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = {}
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            pages = [output.data.get("text/html", "") for output in cell.outputs if "data" in output]
+            shown[cell.source.splitlines()[-1]] = "".join(pages)
+    for name in RENDERED[path.stem]:
+        assert "<table" in shown[name], name
+    if path.stem == "photos_to_answers":
+        assert "<progress" in shown["run"]

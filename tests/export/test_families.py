@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from other_families import NAMES, SIGLIP, model
 from PIL import Image
-from test_other_families import NAMES, SIGLIP, model
 from tiny import mixed_roles
 
 pytest.importorskip("onnxruntime")

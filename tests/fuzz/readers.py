@@ -19,6 +19,7 @@ _MODULES = {
         *("hf-weights", "hf-config", "openclip-config", "shard-index", "torch-pickle", "torch-file"),
         *("archive-tree", "archive-file", "safetensors", "kept-moments"),
     ),
+    "readers_tokenizers": ("tokenizer-pieces", "tokenizer-json", "code-config"),
     "readers_runs": (
         *("run-config", "run-roles", "adapter", "resume-state", "log", "metrics", "cell", "onnx-description"),
         "onnx-file",
@@ -32,7 +33,7 @@ NAMES = tuple(name for names in _MODULES.values() for name in names)
 # Cases against 1 for the others: readers that build models or pages take milliseconds, training more.
 SHARES = {
     **dict.fromkeys(("role-map", "class-name", "table-csv", "table-jsonl"), 1.5),
-    **dict.fromkeys(("hf-weights", "hf-config", "openclip-config", "shard-index"), 0.6),
+    **dict.fromkeys(("hf-weights", "hf-config", "openclip-config", "shard-index", "code-config"), 0.6),
     **dict.fromkeys(("torch-pickle", "torch-file", "archive-tree", "template", "metrics"), 0.5),
     **dict.fromkeys(("run-config", "run-roles", "adapter", "archive-file", "onnx-file"), 0.25),
     **dict.fromkeys(("cell", "resume-state"), 0.1),

@@ -63,7 +63,7 @@ def _model():
     return published.random_model(VISION, TEXT, 8)
 
 
-def _check(path: Path) -> None:
+def check_checkpoint(path: Path) -> None:
     """What must hold of a checkpoint that was read: a model whose every number is finite."""
     clip = build(read_checkpoint(path), "x", torch.device("cpu"), torch.float32)
     assert all(bool(torch.isfinite(t).all()) for t in clip.state_dict().values() if t.is_floating_point())
@@ -76,7 +76,7 @@ def hf_weights(folder: Path) -> Target:
 
     def read(data: bytes) -> None:
         (place / "model.safetensors").write_bytes(data)
-        _check(place)
+        check_checkpoint(place)
 
     return Target("hf-weights", [good], read, mutate.safetensors_file)
 
@@ -93,7 +93,7 @@ def hf_config(folder: Path) -> Target:
         config, _, preprocessor = data.partition(b"\n--\n")
         (place / "config.json").write_bytes(config)
         (place / "preprocessor_config.json").write_bytes(preprocessor)
-        _check(place)
+        check_checkpoint(place)
 
     def change(data: bytes, rng, pool, words) -> bytes:
         parts = list(data.partition(b"\n--\n")[::2])
@@ -111,7 +111,7 @@ def openclip_config(folder: Path) -> Target:
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
-        _check(place)
+        check_checkpoint(place)
 
     return Target("openclip-config", [path.read_bytes()], read, mutate.json_text)
 
@@ -125,7 +125,7 @@ def shard_index(folder: Path) -> Target:
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
-        _check(place)
+        check_checkpoint(place)
 
     return Target("shard-index", [good], read, mutate.json_text, [b"../one.safetensors", b"/"])
 
@@ -151,7 +151,7 @@ def torch_pickle(folder: Path) -> Target:
 
     def read(data: bytes) -> None:
         path.write_bytes(_repacked(whole, "/data.pkl", data))
-        _check(path)
+        check_checkpoint(path)
 
     return Target("torch-pickle", [_member(whole, "/data.pkl")], read, words=_PICKLE)
 
@@ -167,7 +167,7 @@ def torch_file(folder: Path) -> Target:
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
-        _check(path)
+        check_checkpoint(path)
 
     return Target("torch-file", seeds, read, words=[*_PICKLE, b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"])
 
@@ -179,7 +179,7 @@ def archive_tree(folder: Path) -> Target:
 
     def read(data: bytes) -> None:
         path.write_bytes(_repacked(whole, "/data.pkl", data))
-        _check(path)
+        check_checkpoint(path)
 
     return Target("archive-tree", [_member(whole, "/data.pkl")], read, words=_PICKLE)
 
@@ -190,7 +190,7 @@ def archive_file(folder: Path) -> Target:
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
-        _check(path)
+        check_checkpoint(path)
 
     words = [b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06", b"../", b"/code/", b"data.pkl"]
     return Target("archive-file", [path.read_bytes()], read, words=words)

@@ -21,8 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
-for place in (HERE, HERE.parent / "clip", HERE.parent / "methods"):
-    sys.path.append(str(place))
+sys.path.append(str(HERE.parent / "helpers"))
 
 import readers  # noqa: E402 (found by the lines above)
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from crops import generator, photo, tensor
+from device_files import file_of
+from kernel_runs import run_checks
 from PIL import Image
-from test_crops import generator, photo, tensor
-from test_device_views import file_of
-from test_kernels import run_checks
-from test_recorded import batch, gradients, model
-from test_stack import alone, dear_adapters
+from recorded import batch, gradients, model
+from stacks import alone, dear_adapters
 from tiny import images, tiny_clip
 
 from dear import world

@@ -20,9 +20,10 @@ from dear.heads.focus import (
     choose_weight,
     focus_by_names,
     focused_feature,
-    with_heads,
 )
 from dear.heads.known_roles import known_roles
+from dear.methods import build_method
+from dear.methods.frozen import encode_with_focus
 
 HEADS = ((9, 0), (10, 3), (12, 4))
 
@@ -40,40 +41,41 @@ def pixels():
 def test_one_run_gives_the_feature_and_what_the_heads_add(clip, pixels):
     parts = decompose(clip, pixels)
     expected = sum(parts.heads[:, layer - 1, head] for layer, head in HEADS)
-    wide = clip.focused(HEADS).encode_image(pixels)
-    whole, heads = wide.chunk(2, dim=1)
-    torch.testing.assert_close(whole, clip.encode_image(pixels), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(heads, expected, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(with_heads(collect(clip, pixels), HEADS), wide, atol=1e-5, rtol=1e-4)
+    stage = encode_with_focus(clip, pixels, HEADS)
+    torch.testing.assert_close(stage.x, clip.encode_image(pixels), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(stage.focus, expected, atol=1e-5, rtol=1e-4)
+    contribution = collect(clip, pixels).contribution(HEADS)
+    torch.testing.assert_close(contribution, stage.focus, atol=1e-5, rtol=1e-4)
+    assert encode_with_focus(clip, pixels, ()).focus is None
 
 
 @pytest.mark.parametrize("removed", [(11, 2), (8, 2)])  # also one before all heads of the focus
 def test_a_correction_changes_the_terms_with_the_feature(clip, pixels, removed):
     width = clip.config.embed_dim
     matrix = torch.randn(width, width, generator=torch.Generator().manual_seed(2)) / width**0.5
-    other = clip.corrected(Correction(matrix, torch.ones(width), heads=(removed,))).focused(HEADS)
+    other = clip.corrected(Correction(matrix, torch.ones(width), heads=(removed,)))
     parts = decompose(clip, pixels)
     terms = sum(parts.heads[:, layer - 1, head] for layer, head in HEADS)
-    whole, heads = other.encode_image(pixels).chunk(2, dim=1)
+    stage = encode_with_focus(other, pixels, HEADS)
     torch.testing.assert_close(
-        whole,
+        stage.x,
         (parts.total() - parts.heads[:, removed[0] - 1, removed[1]]) @ matrix + 1,
         atol=1e-4,
         rtol=1e-3,
     )
-    torch.testing.assert_close(heads, terms @ matrix, atol=1e-5, rtol=1e-3)
-    fewer = other.focused([*HEADS, removed]).encode_image(pixels)
-    torch.testing.assert_close(fewer[:, whole.shape[1] :], heads)  # a head that is left out adds nothing
+    torch.testing.assert_close(stage.focus, terms @ matrix, atol=1e-5, rtol=1e-3)
+    more = encode_with_focus(other, pixels, [*HEADS, removed])
+    torch.testing.assert_close(more.focus, stage.focus)  # a removed head adds nothing
 
 
-def test_the_same_heads_give_the_same_object_and_none_the_backbone(clip):
-    assert clip.focused(HEADS) is clip.focused(reversed(HEADS))
-    assert clip.focused(()) is clip
-    assert clip.focused(HEADS).plain is clip
-    assert clip.focused(HEADS).feature_width == 2 * clip.config.embed_dim
-    assert clip.corrected(None).focused(HEADS).copy().focus == HEADS
-    with pytest.raises(UsageError, match="no head 12 of layer 9"):
-        clip.focused([(9, 12)])
+def test_a_method_sorts_the_heads_of_its_focus_and_refuses_unknown_ones(clip):
+    method = build_method("linear-probe", clip, ("cat", "dog"), focus=[*reversed(HEADS), HEADS[0]])
+    assert method.focus == HEADS
+    assert build_method("linear-probe", clip, ("cat", "dog")).focus == ()
+    with pytest.raises(UsageError) as refusal:
+        build_method("linear-probe", clip, ("cat", "dog"), focus=[(9, 12)])
+    assert "head 12" in str(refusal.value)
+    assert "layer 9" in str(refusal.value)
 
 
 def test_the_focused_feature_is_that_of_the_method_page():
@@ -84,8 +86,9 @@ def test_the_focused_feature_is_that_of_the_method_page():
         axis=1,
     ) * np.array([1, 1, 1, 1, 2, 2, 2, 2])
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    both = torch.from_numpy(np.concatenate([z, c], axis=1))
-    np.testing.assert_allclose(focused_feature(both, both.mean(0), 2.0).numpy(), expected, atol=1e-12)
+    features, terms = torch.from_numpy(z), torch.from_numpy(c)
+    mean = torch.cat([features.mean(0), terms.mean(0)])
+    np.testing.assert_allclose(focused_feature(features, terms, mean, 2.0).numpy(), expected, atol=1e-12)
 
 
 def _made_up(informative: bool):

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 from heads_oracles import tiny_clip
-from test_other_families import FAMILIES, model
+from other_families import FAMILIES, model
 
 import dear
 from dear.clip.factory import EMBEDDED
@@ -114,7 +114,7 @@ def test_attention_pooling_reads_the_same_row_with_every_head(family):
         written = values @ visual.blocks[layer - 1].attn.o.weight[:, size : 2 * size].T
         normed = (written - written.mean(dim=-1, keepdim=True)) * visual.ln_post.weight
         pooled = normed @ visual.pool.attn.v.weight.T @ visual.pool.attn.o.weight.T
-        expected = pooled @ visual.space_matrix()
+        expected = pooled @ visual.projection_matrix()
     torch.testing.assert_close(contributions[:, 0, 1], expected, rtol=1e-3, atol=1e-5)
 
 

@@ -22,7 +22,7 @@ def mini():
 @pytest.fixture(scope="module")
 def pixels(mini):
     """Images of everything there is in the attribute world, normalized."""
-    rendered = world.render(world.sample(240, torch.Generator().manual_seed(3)))
+    rendered = world.render(world.sample(120, torch.Generator().manual_seed(3)))
     mean, std = torch.tensor(mini.config.mean), torch.tensor(mini.config.std)
     return (rendered.float() / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
 
@@ -41,7 +41,7 @@ def test_real_phrases_equal_the_literal_procedure(mini, pixels):
     kept = torch.cat([decompose(mini, part, layers).heads for part in pixels.split(60)])
     found = textspan_moments(moments(mini, pixels.split(64), layers), features, 12).picks
     for place in range(2):
-        for head in (0, 5, 11):  # the literal procedure takes a second for each
+        for head in (0, 11):  # the literal procedure takes a second for each
             expected = literal_textspan(kept[:, place, head].numpy(), features.numpy(), 12)
             assert found[place, head].tolist() == expected
     assert len(texts) > 1000
@@ -50,7 +50,7 @@ def test_real_phrases_equal_the_literal_procedure(mini, pixels):
 def test_discovery_fits_the_backbone(mini, pixels, tmp_path):
     assert default_corpus(mini) == "world"
     assert default_phrases(mini) == 5
-    roles = discover_roles(mini, pixels, concepts="tags")
+    roles = discover_roles(mini, pixels, concepts="tags", replicates=2)
     assert roles.layers == (9, 10, 11, 12)
     assert len(roles) == 48
     roles.save(tmp_path / "roles.json")

@@ -138,7 +138,7 @@ def change(document, path, value):
         (["heads"], 3, "each of 3 heads"),
         (["layers"], [2, 1], "layers must ascend"),
         (["layers"], [], "at layers: expected `array` of length >= 1"),
-        (["depth"], 1, "tower of 1 layers"),
+        (["depth"], 1, "[1, 2]"),
         (["fingerprint"], "md5:1", "at fingerprint: expected `str` matching regex '^sha256:"),
         (["core"], ["Color", "Color"], "core must be a list of different concepts"),
         (["core"], ["Shape"], "core for 'Color'"),
@@ -174,12 +174,12 @@ def test_damaged_files_are_refused_with_the_place(tmp_path, path, value, says):
 
 
 def test_missing_and_cut_files(tmp_path):
-    with pytest.raises(DearError, match="no such role map"):
+    with pytest.raises(DearError, match=r"none\.json"):
         RoleMap.load(tmp_path / "none.json")
     file = tmp_path / "roles.json"
     small_map().save(file)
     file.write_text(file.read_text()[:-20])
-    with pytest.raises(DearError, match="role map"):
+    with pytest.raises(DearError, match=r"roles\.json"):
         RoleMap.load(file)
 
 
@@ -244,7 +244,7 @@ def test_another_rule_on_the_same_measurements(tmp_path):
     assert [role.kind for _, role in ranked] == ["core", "mixed", "mixed", "generalization"]
     assert ranked.parameters == {"q": 0.25}
     assert rerule(ranked, "dominant", 0.6).table == roles.table
-    with pytest.raises(RoleError, match="no measured shares"):
+    with pytest.raises(RoleError, match=r"quantile.*table2"):
         rerule(RoleMap.table2(), "quantile")
     with pytest.raises(RoleError, match="best"):
         rerule(roles, "best")

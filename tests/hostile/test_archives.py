@@ -100,7 +100,7 @@ def test_a_well_described_tree_is_read(archive, tmp_path):
 
 def test_modules_that_contain_themselves_end(archive, tmp_path):
     tree = b"\x80\x02c__torch__\nM\n)\x81q\x00}(X\x01\x00\x00\x00ah\x00X\x01\x00\x00\x00bh\x00ub."
-    refused(repack(archive, tmp_path / "b.pt", {"/data.pkl": tree}), "modules are more, or deeper")
+    refused(repack(archive, tmp_path / "b.pt", {"/data.pkl": tree}), "b.pt", "modules")
 
 
 def test_compressed_tensors_are_refused(archive, model, tmp_path):
@@ -156,7 +156,7 @@ def test_members_that_are_links_are_only_bytes(archive, tmp_path):
                 link.external_attr = 0o120777 << 16  # a symbolic link
                 data = b"/etc/passwd"
             new.writestr(link, data)
-    refused(target, "x.pt", "is not a whole TorchScript archive")
+    refused(target, "x.pt", "TorchScript")
 
 
 def test_a_tar_is_not_unpacked(tmp_path):
@@ -190,7 +190,7 @@ def test_records_that_share_their_bytes_are_a_bomb(archive, tmp_path):
             again = copy.copy(first)
             again.filename = again.orig_filename = f"a/data/{number}"
             new.filelist.append(again)
-    refused(target, "claims more bytes than the file has")
+    refused(target, target.name, "bytes")
 
 
 def test_a_program_that_would_unpack_to_gigabytes_is_not_read(archive, tmp_path):
@@ -201,4 +201,4 @@ def test_a_program_that_would_unpack_to_gigabytes_is_not_read(archive, tmp_path)
                 new.writestr(member, b" " * 70_000_000, zipfile.ZIP_DEFLATED)
             else:
                 new.writestr(member, old.read(member))
-    refused(target, "its program is larger than any CLIP's")
+    refused(target, target.name, "program")

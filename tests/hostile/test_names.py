@@ -16,8 +16,8 @@ from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.bench.cells import Outcome
-from dear.bench.outputs import write_protocol
-from dear.bench.store import Grid
+from dear.bench.outputs import figures_of, write_protocol
+from dear.bench.store import Grid, read_cell
 from dear.clip.tokenizer import tokenize
 from dear.data import open_data
 from dear.data.images import readable
@@ -25,10 +25,11 @@ from dear.data.open import BENCHMARKS, open_benchmark
 from dear.errors import DataError, DearError, InputError, UsageError
 from dear.heads.roles import Role, RoleMap
 from dear.methods import METHODS, DeAR, build_method
+from dear.report.page import Thumbnail
 from dear.studio.classify import Verdict, verdicts_html
-from dear.studio.compare import compare
 from dear.studio.heads import HeadView, describe_html, map_html
-from dear.studio.training import TrainingStatus, status_html
+from dear.studio.training import TrainingResult, TrainingStatus, status_html
+from dear.tasks.evaluate import HeldOutAccuracy
 from dear.tasks.roles.evidence import measure_heads
 from dear.tasks.roles.page import roles_page
 from dear.tasks.run_report.examine import examine
@@ -127,8 +128,9 @@ def test_braces_mean_nothing_in_a_name(name: str) -> None:
 @pytest.mark.parametrize("name", ["x" * 10_000, "word " * 2_000, "ﷺ" * 150, "🐕" * 190])
 def test_names_of_ten_thousand_characters_are_refused(name: str) -> None:
     clip = tiny_clip(dtype=torch.float32)
-    with pytest.raises(InputError, match=r"too long|characters"):
+    with pytest.raises(InputError) as refused:
         build_method("zeroshot", clip, ["cat", name])
+    assert len(str(refused.value)) < 500
     with pytest.raises((InputError, UsageError)):
         build_method("zeroshot", clip, ["cat", "dog"], template="{} " + name)
 
@@ -248,19 +250,20 @@ def test_the_results_page(tmp_path: Path) -> None:
     text = page.read_text()
     harmless(text)
     assert "Content-Security-Policy" in text
-    for shown in compare(sorted((tmp_path / "cells").glob("*.json"))).values():
-        harmless(shown.table)
-        for _, figure in shown.figures:
-            unmarked(json.dumps(json.loads(figure.to_json())))
-            assert "&lt;b&gt;bold" in json.dumps(json.loads(figure.to_json()))
+    for _, _, figure in figures_of([read_cell(path) for path in sorted((tmp_path / "cells").glob("*.json"))]):
+        unmarked(json.dumps(json.loads(figure.to_json())))
+        assert "&lt;b&gt;bold" in json.dumps(json.loads(figure.to_json()))
 
 
 def test_the_studio() -> None:
     image = Image.new("RGB", (8, 8))
     answers = {MARKUP[0]: tuple((name, 0.1) for name in MARKUP)}
-    harmless(verdicts_html([Verdict(name, image, answers, {}, name) for name in MARKUP]), "article")
+    harmless(verdicts_html([Verdict(name, image, answers) for name in MARKUP]), "article")
     for name in MARKUP:
-        harmless(status_html(TrainingStatus("failed", name)))
+        accuracy = HeldOutAccuracy(1, 1, 0.5, {name: 0.5})
+        suspects = (Thumbnail("data:,", name, (("name", name),)),)
+        result = TrainingResult(1, 1, 0, accuracy, name, (name,), suspects, 1)
+        harmless(status_html(TrainingStatus("failed", name, result=result)))
     roles = hostile_roles()
     harmless(map_html(roles))
     role = roles[3, 0]

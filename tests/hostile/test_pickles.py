@@ -16,13 +16,13 @@ from tiny import Colors, mixed_roles, tiny_clip, token_ids
 from traps import Runs, pickles, refused, small_model
 
 import dear
+from dear.bench.store import read_cell
 from dear.data import open_data
 from dear.errors import DearError, InputError
 from dear.heads.sentences import sentence_embedder
 from dear.methods import DeAR
 from dear.runs.recipe import Recipe
 from dear.studio.classify import open_uploads
-from dear.studio.compare import compare
 from dear.train.run import Paused, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch warns of pickle protocols
@@ -84,7 +84,7 @@ def test_images_and_uploads(tmp_path: Path) -> None:
             with pytest.raises(InputError, match=path.name):
                 open_uploads([str(path)])
             with pytest.raises(DearError, match=path.name):
-                compare([path])
+                read_cell(path)
     assert not trap.exists()
 
 
@@ -167,7 +167,7 @@ def test_tensors_that_claim_more_than_the_file_holds(model, tmp_path: Path) -> N
     state = published.openai_state(model)
     state["token_embedding.weight"] = torch.zeros(1).expand(10_000_000, 64)
     torch.save(state, tmp_path / "a.pt")
-    refused(tmp_path / "a.pt", "claims more numbers")
+    refused(tmp_path / "a.pt", "a.pt", "numbers")
 
 
 @pytest.mark.parametrize("kind", ["meta", "sparse", "quantized"])

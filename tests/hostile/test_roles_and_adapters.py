@@ -165,15 +165,15 @@ def test_an_adapter_of_other_weights_is_refused(run: Path) -> None:
     [
         (lambda t: t.pop("v"), "v is missing"),
         (lambda t: t.update(extra=torch.zeros(3)), "extra is not part of the method 'dear'"),
-        (lambda t: t.update(v=torch.zeros(7)), "v is [7] where [6] is expected"),
+        (lambda t: t.update(v=torch.zeros(7)), "v must be [6], got [7]"),
         (
             lambda t: t.update(tokens=t["tokens"].T.contiguous()),
-            "tokens is [36, 5] where [5, 36] is expected",
+            "tokens must be [5, 36], got [36, 5]",
         ),
-        (lambda t: t["tokens"][2].fill_(float("nan")), "'tokens' holds NaN or infinity"),
-        (lambda t: t["v"].fill_(float("-inf")), "'v' holds NaN or infinity"),
+        (lambda t: t["tokens"][2].fill_(float("nan")), "'tokens'"),
+        (lambda t: t["v"].fill_(float("-inf")), "'v'"),
         (lambda t: t.update(v=torch.zeros(6, dtype=torch.complex64)), "complex64"),
-        (lambda t: t.update(v=torch.zeros(6, dtype=torch.int64)), "v is int64"),
+        (lambda t: t.update(v=torch.zeros(6, dtype=torch.int64)), "got int64"),
     ],
 )
 def test_an_adapter_of_other_tensors_is_refused(run: Path, clip, change, sentence: str) -> None:
@@ -185,7 +185,7 @@ def test_an_adapter_tied_to_its_classes_is_refused_on_others(clip, tmp_path: Pat
     method = build_method("linear-probe", clip, CLASSES)
     train(method, Colors(), Recipe(epochs=1, batch=8), tmp_path / "probe")
     change_json(tmp_path / "probe" / "config.json", classes=["red", "green", "blue", "white"])
-    refused(tmp_path / "probe", clip, "adapter.safetensors", "is expected")
+    refused(tmp_path / "probe", clip, "adapter.safetensors", "must be [4")
 
 
 @pytest.mark.parametrize(

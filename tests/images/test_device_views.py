@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import threading
 import time
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import simplejpeg
 import torch
+from device_files import file_of
 from PIL import Image
 
 from dear.errors import InputError
@@ -30,12 +30,6 @@ def photo(width: int, height: int, seed: int = 0) -> Image.Image:
     noisy = smooth + generator.integers(-30, 31, smooth.shape)
     noisy[height // 3 : height // 2, width // 4 : width // 2] = generator.integers(0, 256, 3)
     return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
-
-
-def file_of(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 def by_turbo(contents: Sequence[bytes]) -> list[torch.Tensor | None]:

@@ -221,6 +221,7 @@ def test_files_that_are_no_images_are_named(tmp_path):
     junk.write_bytes(bytes(range(256)) * 4)
     refused(junk, "not an image")
     refused(tmp_path / "absent.png", "no such image")
+    refused("https://example.org/a.jpg", "download")
     refused(tmp_path, "folder")
     with pytest.raises(InputError, match="image of 3 bytes"):
         open_image(b"abc")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_explain_parts import each_class, trace
+from explain_oracles import each_class, trace
 from tiny import images, mixed_roles, tiny_clip, token_ids
 
 from dear.clip import Clip
 from dear.clip.correction import Correction
 from dear.heads import decompose
 from dear.methods import DeAR
-from dear.methods.base import Batch
+from dear.methods.frozen import Batch
 from dear.serve import mixed_batch
 
 NAMES = ["cat", "dog", "newt"]
@@ -34,11 +34,11 @@ def build(clip: Clip | None = None, seed: int = 1, focus=HEADS, **options) -> De
 @pytest.mark.parametrize("options", [{}, DeAR.preset("paper").options, DeAR.preset("quick").options], ids=len)
 def test_the_heads_vote_with_their_share(options) -> None:
     model, share = build(focus_share=0.3, **options), 0.3
-    plain = DeAR(model.clip.focused(()), NAMES, roles=model.roles, ids=token_ids(), **options)
+    plain = DeAR(model.clip, NAMES, roles=model.roles, ids=token_ids(), **options)
     plain.load_adapter_state({k: v for k, v in model.adapter_state().items() if k != "focus_mean"})
 
     def terms(pixels: torch.Tensor) -> torch.Tensor:
-        parts = decompose(model.clip.focused(()), pixels).heads.double()  # terms are in float32
+        parts = decompose(model.clip, pixels).heads.double()  # terms are in float32
         return sum(parts[:, layer - 1, head] for layer, head in HEADS)
 
     training = torch.cat([images(), images(3, seed=8)])
@@ -58,8 +58,8 @@ def test_the_heads_vote_with_their_share(options) -> None:
 def test_heads_before_the_first_token_can_be_focused_on() -> None:
     late, early = build(focus=((1, 2),)), build(focus=((1, 2),), early_tokens=0, first_layer=6)
     for model in (late, early):
-        found = model.inference_stage(images())[-1]
-        torch.testing.assert_close(found.float(), decompose(model.clip.focused(()), images()).heads[:, 0, 2])
+        terms = model.inference_stage(images()).focus
+        torch.testing.assert_close(terms.float(), decompose(model.clip, images()).heads[:, 0, 2])
 
 
 def test_a_mixed_batch_answers_as_each_alone() -> None:

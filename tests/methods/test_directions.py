@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from tiny import images, mixed_roles, tiny_clip, token_ids
 
 from dear.methods import DeAR
-from dear.methods.base import Batch
-from dear.methods.directions import fit_directions, leave_out
+from dear.methods.directions import WEIGHTS, choose_weight, compare_without_image, fit_directions, leave_out
+from dear.methods.frozen import Batch
 
 NAMES = ["cat", "dog", "newt"]
 LABELS = torch.tensor([0, 2, 1, 2, 0, 1, 1])
@@ -44,6 +44,39 @@ def test_leaving_an_image_out_is_fitting_without_it() -> None:
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
+def test_the_weight_starts_at_the_smallest_loss_of_refits() -> None:
+    generator = torch.Generator().manual_seed(2)
+    texts = F.normalize(torch.randn(4, 6, generator=generator).double(), dim=1)
+    labels = torch.arange(12) % 3  # the last class has no image
+    features = F.normalize(texts[labels] + torch.randn(12, 6, generator=generator).double(), dim=1)
+    fitted = fit_directions(features, labels, 4, ridge=2.0)
+    x, images = (features - features.mean(0)) / fitted.length, features - 0.5 * features.mean(0)
+    y = F.one_hot(labels, 4).double() - fitted.shares
+    losses = []
+    for weight in WEIGHTS:
+        scores = []
+        for i in range(12):
+            others = [j for j in range(12) if j != i]
+            normal = x[others].T @ x[others] + 2.0 * torch.eye(6).double()
+            rows = torch.linalg.solve(normal, x[others].T @ y[others]).T
+            scores.append(5.0 * F.normalize(texts + weight * F.normalize(rows, dim=1), dim=1) @ images[i])
+        losses.append(float(F.cross_entropy(torch.stack(scores), labels)))
+    expected = WEIGHTS[losses.index(min(losses))]
+    assert WEIGHTS[0] < expected < WEIGHTS[-1], "the data must have a weight between"
+    assert float(choose_weight(features, labels, texts, fitted, center=0.5, scale=5.0)) == float(expected)
+
+
+def test_without_its_only_image_a_class_has_its_text_alone() -> None:
+    generator = torch.Generator().manual_seed(2)
+    features = F.normalize(torch.randn(41, 60, generator=generator).double(), dim=1)
+    labels = torch.cat([torch.arange(40) % 2, torch.tensor([2])])
+    fitted = fit_directions(features, labels, 3, ridge=4.0)
+    texts = F.normalize(torch.randn(3, 60, generator=generator).double(), dim=1)
+    x = (features - features.mean(0)) / fitted.length
+    products = compare_without_image(x, labels, texts, fitted, torch.tensor(1.0).double())(features)
+    assert abs(products[-1, 2] - features[-1] @ texts[2]) < 0.2  # 0.7 with a direction of length 1
+
+
 def test_a_large_ridge_points_to_the_class_means() -> None:
     features = F.normalize(torch.randn(9, 6, generator=torch.Generator().manual_seed(1)).double(), dim=1)
     labels = torch.arange(9) % 3
@@ -53,16 +86,16 @@ def test_a_large_ridge_points_to_the_class_means() -> None:
 
 
 @pytest.mark.parametrize("labels", [LABELS, torch.tensor([0, 2, 1])], ids=["several", "one-image"])
-@pytest.mark.parametrize("options", [{}, {"center": 0.0}], ids=["centered", "uncentered"])
+@pytest.mark.parametrize(
+    "options",
+    [{"direction_dropout": 0.0}, {"direction_dropout": 0.0, "center": 0.0}, {"direction_dropout": 1.0}],
+    ids=["centered", "uncentered", "texts-alone"],
+)
 def test_the_loss_is_that_of_a_refit_per_image(labels: torch.Tensor, options: dict) -> None:
-    """In plain loops: regression without the image, classes without directions, both cross-entropies."""
+    """In plain loops: regression without the image, steps without directions, both cross-entropies."""
     model = trained(labels, **options)
     config, tau, pixels = model.config, model.clip.logit_scale, images(len(labels), seed=4)
-    torch.manual_seed(7)
     loss = model.loss(pixels, labels)
-    torch.manual_seed(7)
-    kept = (torch.rand(3) >= config.direction_dropout).tolist()
-    assert len(set(kept)) == 2, "the seed must keep some classes and drop others"
 
     features = F.normalize(model.clip.encode_image(pixels).detach(), dim=1)
     mean = features.mean(0)
@@ -80,7 +113,7 @@ def test_the_loss_is_that_of_a_refit_per_image(labels: torch.Tensor, options: di
         return [torch.linalg.solve(normal, side) for side in sides]
 
     everything = regression(list(range(len(labels))))
-    weight = model.facts()["direction_weight"]
+    weight = model.facts()["direction_weight"] if config.direction_dropout == 0 else 0.0
     texts = model.texts().detach()
     f_cls, f_attr = (F.normalize(f, dim=-1).detach() for f in model.image_features(pixels))
     alpha = model.v.softmax(0).tolist()
@@ -88,11 +121,9 @@ def test_the_loss_is_that_of_a_refit_per_image(labels: torch.Tensor, options: di
     for i, label in enumerate(labels.tolist()):
         several = len(labels) > 3
         others = regression([j for j in range(len(labels)) if j != i]) if several else everything
-        rows = []
-        for c in range(3):
-            lam = weight if kept[c] else 0.0
-            size = (texts[c] + lam * everything[c] / everything[c].norm()).norm()
-            rows.append((texts[c] + lam * others[c] / everything[c].norm()) / size)
+        lengths = [max(r.norm(), whole.norm() / 4) for r, whole in zip(others, everything, strict=True)]
+        directions = [r / length for r, length in zip(others, lengths, strict=True)]
+        rows = [F.normalize(t + weight * r, dim=0) for t, r in zip(texts, directions, strict=True)]
         attributes = sum(a * f for a, f in zip(alpha[1:], f_attr[i], strict=True))
         sides = {"ce": alpha[0] * f_cls[i] + attributes, "ce_class": f_cls[i]}
         for name, side in sides.items():

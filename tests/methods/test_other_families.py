@@ -8,69 +8,26 @@ from typing import Any
 
 import pytest
 import torch
+from other_families import FAMILIES, NAMES, SIGLIP, model
 from tiny import SMALL, images, mixed_roles
-from torch import Tensor
 
 import dear
-from dear.clip import BlockMask, Clip, ClipConfig, Edit, LayerEdit, TextConfig, VisionConfig
+from dear.clip import BlockMask, Edit, LayerEdit
 from dear.clip.rows import Rows
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import METHODS, Batch, Method, build_method
 
-NAMES = ("red cat", "dog", "very old newt")
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 DOMAINS = torch.tensor([0, 0, 1, 1, 2, 2])
 REFUSED = {
-    ("siglip", "prolip"): "trains the visual projection, which tiny has not",
+    ("siglip", "prolip"): "tiny",
     **{
-        (family, name): "works on the class token .* take a plain CLIP or another method"
+        (family, name): "class token"
         for family in ("siglip", "perception")
         for name in ("rpo", "skip-tuning", "two-stage")
     },
 }
-SIGLIP = ClipConfig(
-    VisionConfig(
-        width=36, layers=6, heads=4, activation="gelu_tanh", eps=1e-6, image_size=26, patch_size=8,
-        class_token=False, patch_bias=True, pre_norm=False, pool="attention", projection=False,
-    ),
-    TextConfig(
-        width=24, layers=5, heads=3, activation="gelu_tanh", context=64, vocab=40, causal=False,
-        pool="last", end=1, begins=False, clean="canonicalize", projection_bias=True,
-    ),
-    embed_dim=36, resize="squash", logit_bias=True,
-)  # fmt: skip
-PERCEPTION = ClipConfig(
-    VisionConfig(
-        width=32, layers=6, heads=4, activation="gelu", image_size=24, patch_size=8, rotary=True,
-        pool="attention", pool_heads=2,
-    ),
-    TextConfig(width=24, layers=5, heads=3, activation="gelu", context=32),
-    embed_dim=20, resize="squash", interpolation="bilinear",
-)  # fmt: skip
-
-
-class Letters:
-    """A tokenizer in three lines: a token per letter, 1 ends and pads."""
-
-    def __call__(self, texts, context: int) -> Tensor:
-        rows = [[2 + ord(c) % 38 for c in text][: context - 1] for text in texts]
-        return torch.tensor([row + [1] * (context - len(row)) for row in rows])
-
-
-def model(config: ClipConfig, dtype: torch.dtype = torch.float64) -> Clip:
-    torch.manual_seed(0)
-    clip = Clip(config, name="tiny")
-    with torch.no_grad():
-        for name, tensor in clip.named_parameters():
-            if name.endswith("bias"):
-                tensor.normal_(std=0.2)
-    if config is SIGLIP:
-        clip.tokenizer = Letters()
-    return clip.to(dtype)
-
-
-FAMILIES = {"siglip": SIGLIP, "perception": PERCEPTION}
 
 
 def build(name: str, family: str, **options) -> Method:
@@ -120,14 +77,12 @@ def test_attribute_tokens_that_all_heads_isolate_leave_the_image_feature_alone(f
     method = build_method("dear", clip, NAMES, roles=roles, attributes=("Color", "Shape"), early_tokens=0)
     pixels = images(3, size=clip.config.vision.image_size)
     with torch.no_grad():
-        prefix = method.inference_stage(pixels)
-        feature, attributes = method._adapted(prefix)
+        feature, attributes = method.image_features(pixels)
     torch.testing.assert_close(feature, clip.encode_image(pixels), rtol=1e-9, atol=1e-9)
     assert attributes.shape == (3, 2, clip.config.embed_dim)
     open_roles = RoleMap.uniform("mixed", range(4, 7), 4)
     other = build_method("dear", clip, NAMES, roles=open_roles, attributes=("Color", "Shape"), early_tokens=0)
-    with torch.no_grad():
-        assert (other._adapted(prefix)[0] - feature).abs().max() > 1e-5
+    assert (other.image_features(pixels)[0] - feature).abs().max() > 1e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)

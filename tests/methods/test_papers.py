@@ -37,7 +37,7 @@ PAPERS: dict[str, tuple[tuple[str, float, int, int, float], dict[str, object]]] 
     ),
     "dear": (
         (ADAMW, 1e-3, 16, 10, 5e-4),
-        {"text_tokens": 5, "beta": 0.9, "lambda_reg": 1.0, "lambda_fusion": 0.7, "projection": "copy"},
+        {"text_tokens": 5, "beta": 0.9, "lambda_reg": 1.0, "lambda_fusion": 0.7},
     ),
     "purify": ((ADAMW, 1e-3, 32, 10, 5e-4), {"rank": 2, "last_rank": 8, "mmd_to": "gates"}),
 }

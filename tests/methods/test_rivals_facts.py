@@ -13,8 +13,7 @@ from dear.clip import Record
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import METHODS, Batch, Method, build_method
-from dear.methods.base import ClassPrompts
-from dear.methods.prompts import ContextPrompts
+from dear.methods.prompts import ClassPrompts, ContextPrompts
 from dear.methods.rpo import edit_of
 
 NAMES = ("red cat", "dog", "very old newt")

@@ -13,7 +13,7 @@ from dear.clip import Clip, ClipConfig
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import MMRL, DeAR, Purify, build_method, find_method
-from dear.methods.base import Batch
+from dear.methods.frozen import Batch
 from dear.runs.recipe import Recipe
 from dear.train.loop import optimizer_of, rates_of
 
@@ -73,18 +73,11 @@ def test_a_method_built_by_hand_has_the_recipe_strong() -> None:
         DeAR.preset("weak")
 
 
-def test_alpha_of_the_class_token_starts_where_it_is_told() -> None:
-    weights = build(alpha_start=0.4).fusion_weights()
-    assert weights["class"] == pytest.approx(0.4)
-    assert list(weights.values())[1:] == pytest.approx([0.6 / 5] * 5)
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"class_ce": 1.5},
         {"text_beta": -0.1},
-        {"alpha_start": 1.0},
         {"early_rate": 0.0},
         {"token_start": "word"},
         {"early_tokens": -1},
@@ -106,7 +99,7 @@ def test_rates_are_multiples_of_the_recipes_for_the_tensors_that_are_named() -> 
     multiple = {id(p): group["multiple"] for group in optimizer.param_groups for p in group["params"]}
     found = {name: multiple[id(p)] for name, p in model.named_parameters()}
     rates = {"tokens": 5.0, "text_tokens": 3.0, "p_attr": 0.5, "v": 100.0, "early_tokens": 7.0}
-    assert found == {**rates, "log_direction_weight": 100.0}
+    assert found == {**rates, "log_direction_weight": 10.0}
     gates = Purify(tiny_clip(), NAMES, ids=token_ids(), gate_rate=20.0)
     assert gates.scalars.lr_scale == 20.0
 
@@ -155,6 +148,7 @@ def prepared(**options) -> DeAR:
 def test_the_mean_of_the_training_images_is_taken_off_every_feature() -> None:
     """Written out: the score of a class falls by the mean image's score, more for classes it is close to."""
     plain, model, share = prepared(center=0.0), prepared(center=0.4), 0.4
+    plain.log_direction_weight.data.copy_(model.log_direction_weight)  # its start depends on the center
     frozen = model.clip.encode_image(torch.cat([images(), images(3, seed=8)]))
     mean = torch.nn.functional.normalize(frozen, dim=1).mean(dim=0)
     pixels = images(5, seed=2)
@@ -183,10 +177,10 @@ def test_early_tokens_are_gone_where_attribute_tokens_enter() -> None:
     lengths = []
     for block in model.clip.visual.blocks:
         block.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
-    prefix, start = model.inference_stage(images())
+    stage = model.inference_stage(images())
     frozen = model.clip.visual.prefix(images(), 5)
-    torch.testing.assert_close(start, frozen[:, :1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(stage.class_token, frozen[:, :1], rtol=0, atol=1e-12)
     lengths.clear()
-    model.logits_from_frozen((prefix, start))
-    own = prefix.shape[1]
-    assert lengths == [own + 3] * 3 + [own + 5] * 2
+    model.logits_from_frozen(stage)
+    length = stage.x.shape[1]
+    assert lengths == [length + 3] * 3 + [length + 5] * 2

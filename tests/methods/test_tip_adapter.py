@@ -9,7 +9,7 @@ from tiny import images, tiny_clip
 
 from dear.errors import UsageError
 from dear.methods import build_method
-from dear.methods.base import Batch
+from dear.methods.frozen import Batch
 from dear.methods.tip_adapter import ALPHAS, BETAS, TipAdapterConfig, choose_votes
 
 NAMES = ["cat", "dog", "newt"]

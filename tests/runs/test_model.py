@@ -18,7 +18,7 @@ import dear
 from dear.calibration.scales import Calibration, ModeCalibration
 from dear.cli import build_app
 from dear.data import open_data
-from dear.data.images import FileImages
+from dear.data.images import FileImages, ListedImages
 from dear.errors import DataError, InputError, RunError, TrainingError, UsageError
 from dear.methods import build_method
 from dear.runs.folder import write_calibration
@@ -200,3 +200,11 @@ def test_a_run_refuses_another_backbone_with_the_same_visual_weights(run: Path, 
     with pytest.raises(RunError, match="trained on mini"):
         Model.load(run, clip)
     assert Model.load(run, clip, allow_other=True).clip is clip
+
+
+def test_a_labeled_set_with_a_case_twin_of_a_trained_class_is_refused() -> None:
+    images = Colors(each=2)
+    model = Model(build_method("zeroshot", CLIP, images.classes))
+    twins = ListedImages([images.image(0), images.image(2)], torch.tensor([0, 1]), ("Red", "green"))
+    with pytest.raises(UsageError, match="'Red'"):
+        model.evaluate(twins)

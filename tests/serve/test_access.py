@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
+import stat
 import sys
+import tarfile
+import time
+import zipfile
 from contextlib import suppress
 
 import pytest
 import torch
-from fastapi.routing import APIRoute
+from clients import MANAGE, OPEN_ALL, OPEN_ONE, client_of, file, gallery
 from serving import image_bytes
-from test_service import MANAGE, OPEN_ALL, OPEN_ONE, client_of, file, gallery
+from starlette.routing import Route
 from tiny import tiny_clip
 
 from dear.serve.galleries import Galleries
 from dear.serve.keys import KeyEntry, KeyFile, Keys
-from dear.serve.routes import router
+from dear.serve.routes import serving_routes
 from hostile import packed
 
 KEYS = {"none": None, "wrong": "a-wrong-key-of-length", "one": OPEN_ONE, "all": OPEN_ALL, "manage": MANAGE}
@@ -45,6 +50,7 @@ ACCESS = {
     ("GET", "/docs"): ANYBODY,
     ("GET", "/openapi.json"): ANYBODY,
 }
+ACCESS |= {("HEAD", path): keys for (method, path), keys in ACCESS.items() if method == "GET"}
 
 
 def keys() -> Keys:
@@ -63,7 +69,7 @@ def client(made_runs):
 
 def test_every_route_has_a_row():
     routes = {
-        (m, route.path) for route in router.routes if isinstance(route, APIRoute) for m in route.methods
+        (m, route.path) for route in serving_routes() if isinstance(route, Route) for m in route.methods or ()
     }
     assert routes == set(ACCESS)
 
@@ -197,22 +203,99 @@ def test_an_upload_deletes_nothing_that_it_did_not_write(runs):
     assert (runs / "zero" / "photos" / "precious.txt").read_text() == "precious"
 
 
-@pytest.mark.parametrize("change", ["classes", "directory", "safetensors"])
-def test_uploads_that_cannot_be_runs(runs, change):
-    if change == "classes":
-        config = json.loads((runs / "coop" / "config.json").read_text())
-        config["classes"][1] = config["classes"][0]
-        content = packed(runs / "coop", config_json=json.dumps(config).encode())
-    elif change == "safetensors":  # a header of 99 MB
-        content = packed(runs / "coop", adapter_safetensors=(99 * 2**20).to_bytes(8, "little") + b"{}")
-    else:
-        good = packed(runs / "coop")
-        end = good.rindex(b"PK\x05\x06")
-        content = good[: end + 12] + (2**20).to_bytes(4, "little") + good[end + 16 :]
+def config_of(run, **changes):
+    """The configuration of a run with changed entries, as bytes."""
+    return json.dumps({**json.loads((run / "config.json").read_text()), **changes}).encode()
+
+
+def repeated_class(run):
+    first, _, *others = json.loads((run / "config.json").read_text())["classes"]
+    return packed(run, config_json=config_of(run, classes=[first, first, *others]))
+
+
+def long_directory(run):
+    good = packed(run)
+    end = good.rindex(b"PK\x05\x06")
+    return good[: end + 12] + (2**20).to_bytes(4, "little") + good[end + 16 :]
+
+
+def long_safetensors_header(run):
+    length = 99 * 2**20
+    return packed(run, adapter_safetensors=length.to_bytes(8, "little") + b"{" + b" " * (length - 2) + b"}")
+
+
+def config_names_code(run):
+    return packed(
+        run, config_json=config_of(run, auto_map={"AutoModel": "evil.Model"}, trust_remote_code=True)
+    )
+
+
+def tokenizer_names_code(run):
+    return with_member(
+        run, zipfile.ZipInfo("tokenizer_config.json"), b'{"auto_map": {"AutoTokenizer": "evil.T"}}'
+    )
+
+
+def module_of_code(run):
+    return with_member(run, zipfile.ZipInfo("evil.py"), b"raise SystemExit")
+
+
+def symbolic_link(run):
+    link = zipfile.ZipInfo("config.json")
+    link.create_system, link.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+    return with_member(run, link, b"/etc/passwd", without="config.json")
+
+
+def hard_link(run):
+    """Zip archives have none; tar archives are not accepted."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        archive.add(run / "config.json", "config.json")
+        link = tarfile.TarInfo("adapter.safetensors")
+        link.type, link.linkname = tarfile.LNKTYPE, "/etc/passwd"
+        archive.addfile(link)
+    return file.getvalue()
+
+
+def with_member(run, info, content, without=""):
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(packed(run))) as good, zipfile.ZipFile(file, "w") as archive:
+        for name in good.namelist():
+            if name != without:
+                archive.writestr(name, good.read(name))
+        archive.writestr(info, content)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [
+        repeated_class,
+        long_directory,
+        long_safetensors_header,
+        config_names_code,
+        tokenizer_names_code,
+        module_of_code,
+        symbolic_link,
+        hard_link,
+    ],
+)
+def test_uploads_that_cannot_be_runs(runs, archive):
+    modules = set(sys.modules)
     with client_of(runs, keys=keys()) as client:
-        reply = client.put("/v1/models/new/upload", content=content, headers=bearer(MANAGE))
+        reply = client.put("/v1/models/new/upload", content=archive(runs / "coop"), headers=bearer(MANAGE))
     assert reply.status_code == 400, reply.text
-    assert not (runs / "new").exists()
+    assert not LEAKS.search(reply.text), reply.text
+    assert not [path for path in runs.iterdir() if "new" in path.name or path.is_symlink()]
+    assert "evil" not in set(sys.modules) - modules
+
+
+def test_a_url_encoded_body_of_a_million_fields_is_refused_unread(client):
+    kind = {"content-type": "application/x-www-form-urlencoded", **bearer(OPEN_ALL)}
+    began = time.process_time()
+    reply = client.post("/v1/models/zero/classify", content=b"a=b&" * 1_000_000, headers=kind)
+    assert reply.status_code == 415
+    assert time.process_time() - began < 2
 
 
 def test_two_unreadable_files_are_refused_alone(client, made_runs):

@@ -14,18 +14,18 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
-import uvicorn
+from clients import MANAGE, OPEN_ALL, OPEN_ONE, QUICK, alone, client_of, file, wait_for
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from served import serving
 from serving import decoded, image_bytes, upload
-from test_service import MANAGE, OPEN_ALL, OPEN_ONE, QUICK, alone, client_of, file, wait_for
 from tiny import tiny_clip
 
 from dear.images.headers import read_header
@@ -33,15 +33,13 @@ from dear.images.views import open_image, resize_crop
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.serve import archive
-from dear.serve.app import make_app
 from dear.serve.batcher import Batcher
-from dear.serve.connection import MOST_PIPELINED, bounded_protocol
+from dear.serve.connection import MOST_PIPELINED
 from dear.serve.decoding import Cost, Decoder, Decoding, Upload
 from dear.serve.decoding.decoder import Task
 from dear.serve.errors import Refused
 from dear.serve.keys import KeyEntry, KeyFile, Keys
-from dear.serve.service import Service
-from dear.serve.settings import Limits, ServeSettings
+from dear.serve.settings import Limits
 from dear.serve.traffic import Traffic
 from hostile import broken_zips, empty_webp, encoded, many_scans, packed
 
@@ -49,28 +47,6 @@ BOUNDLESS = Limits(pixels=10**10, request_pixels=10**10, decode_seconds=0.4)
 MANAGER = {"Authorization": f"Bearer {MANAGE}"}
 KEYS = Keys(KeyFile([KeyEntry(OPEN_ALL, ["*"], "shop"), KeyEntry(OPEN_ONE, ["probe"])], MANAGE))
 USER = {"Authorization": f"Bearer {OPEN_ALL}"}
-
-
-@contextmanager
-def serving(runs: Path, settings: ServeSettings = QUICK, keys: Keys | None = None):
-    """A service behind a real port: its address and itself."""
-    service = Service(runs, tiny_clip(dtype=torch.float32), settings, keys=keys)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    config = uvicorn.Config(
-        make_app(service), port=port, http=bounded_protocol(settings.limits), ws="none", log_config=None,
-        timeout_graceful_shutdown=1,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_for(lambda: server.started)
-        yield f"http://127.0.0.1:{port}", service
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -176,11 +152,12 @@ def test_a_decoder_that_hardly_gets_processor_time_costs_no_image_its_answer():
 def test_an_image_that_no_decoder_comes_to_is_refused_for_now(monkeypatch):
     """Not a 400 or 413, which would blame the image."""
     monkeypatch.setattr("dear.serve.decoding.worker._state", lambda pid: (0.0, False))
-    decoder = Decoder(1, Decoding(24, Limits(decode_seconds=0.1, decode_wall_seconds=0.3)))
+    decoder = Decoder(1, Decoding(24))
     content = encoded(Image.effect_noise((2500, 2500), 60).convert("RGB"), "JPEG")
     try:
-        for name in ("a", "b"):
-            decoded(decoder, image_bytes(1), name)
+        decoded(decoder, image_bytes(1))  # its process runs
+        decoder.how = Decoding(24, Limits(decode_seconds=0.1, decode_wall_seconds=0.3))
+        decoder._workers[0]._how = decoder.how
 
         async def go():
             asked = asyncio.create_task(decoder.decode([upload(decoder, content, "c")]))
@@ -204,7 +181,7 @@ def test_more_pixels_than_the_header_said_and_too_much_memory_are_refused(monkey
     try:
         large = encoded(Image.new("RGB", (600, 600)), "PNG")
         monkeypatch.setattr(Decoding, "cost", lambda how, content: Cost(1000))
-        with pytest.raises(Refused, match="more than its header says"):
+        with pytest.raises(Refused, match="more than its header states"):
             decoded(decoder, large)
         monkeypatch.undo()
         with pytest.raises(Refused, match="b: "):
@@ -263,13 +240,13 @@ def test_readiness_knows_when_nothing_moves(runs):
             waiting = pool.submit(client.post, "/v1/models/zero/classify", files=[file(2)])
             wait_for(lambda: client.get("/health/ready").status_code == 503, 5)
             assert waiting.result(20).status_code == 200
-        assert client.get("/health/ready").status_code == 200
+        wait_for(lambda: client.get("/health/ready").status_code == 200, 5)
         free = threading.Event()
         blocked = client.portal.start_task_soon(client.app.state.service.batcher.call, free.wait)
         wait_for(lambda: client.get("/health/ready").status_code == 503, 5)
         free.set()
         blocked.result(5)
-        assert client.get("/health/ready").status_code == 200
+        wait_for(lambda: client.get("/health/ready").status_code == 200, 5)  # its thread may still be ending
 
 
 def test_sigterm_ends_the_service_within_the_drain_limit_whatever_hangs(tmp_path):
@@ -815,7 +792,7 @@ def test_texts_that_a_request_has_begun_are_gone_on_with(runs):
     names = ["+" + ",".join(f"thing number {n}" for n in range(60))]
     settings = replace(QUICK, limits=replace(QUICK.limits, seconds=0.5))
     with client_of(runs, settings) as client:
-        assert client.post("/v1/models/coop/classify", files=[file(1)]).status_code == 200
+        wait_for(lambda: client.post("/v1/models/coop/classify", files=[file(1)]).status_code == 200)
         batcher, call, costs = client.app.state.service.batcher, client.app.state.service.batcher.call, []
 
         async def slow(function, caller="", cost=1.0):

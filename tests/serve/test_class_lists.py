@@ -9,17 +9,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from clients import client_of, file
 from fastapi.testclient import TestClient
 from httpx import Response
 from serving import QUICK
-from test_service import client_of, file
 from tiny import tiny_clip
 
+from dear.methods.base import ClassRows
 from dear.serve.class_lists import _MOST_ABANDONED, ClassList, ClassLists
 from dear.serve.engine import Answerer
 from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.store import AdapterStore
-from dear.serve.texts import Rows, prepare_texts
+from dear.serve.texts import prepare_texts
 from dear.serve.turns import Pace
 
 SETTINGS = replace(QUICK, poll_seconds=60)
@@ -105,7 +106,7 @@ def test_rows_of_other_classes_are_refused(made_runs):
     store = AdapterStore(made_runs, tiny_clip(dtype=torch.float32))
     store.refresh()
     answerer = store.get("zero").on_classes(tuple(class_list(33).split(",")))
-    first: list[Rows] = []
+    first: list[ClassRows] = []
 
     async def repeat_first(function, cost):
         first.append(first[0] if first else function())

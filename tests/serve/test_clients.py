@@ -10,11 +10,11 @@ import sys
 import numpy as np
 import pytest
 import torch
+from clients import alone, file
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.testclient import TestClient
+from served import serving
 from serving import QUICK, image_bytes
-from test_attacks import serving
-from test_service import alone, file
 from tiny import tiny_clip
 from typer.testing import CliRunner
 

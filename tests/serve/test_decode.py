@@ -9,9 +9,9 @@ import signal
 
 import pytest
 import torch
+from clients import wait_for
 from PIL import Image
 from serving import decoded, upload
-from test_service import wait_for
 
 from dear.images.views import View, open_image, resize_crop
 from dear.serve.decoding import Decoder, Decoding
@@ -122,3 +122,12 @@ def test_files_of_a_process_that_is_killed_are_decoded_one_by_one() -> None:
         decoder.close()
     assert [len(names) for names in given] == [4]
     assert all(torch.equal(one, resize_crop(content, 24)) for one, content in zip(found, files, strict=True))
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xd8" + b"\xff\xe0\x00\x02" * 5000, b"\xff\xd8\xff", b"a text", b"", b"\0\1\2\3" * 9]
+)
+def test_files_without_an_image_are_refused_before_a_process_sees_them(content: bytes) -> None:
+    cost = Decoding(24).cost(content)
+    assert cost.refusal is not None
+    assert (cost.refusal.http_status, cost.pixels) == (400, 0)

@@ -4,27 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import SMALL, images, mixed_roles, tiny_clip
+from stacks import adapters
+from tiny import images, tiny_clip
 
-from dear.methods import METHODS, Batch, Method, build_method
+from dear.methods import METHODS
 from dear.serve import mixed_batch
-
-LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
-
-
-def adapters(name: str, clip, count: int = 3) -> list[Method]:
-    """Adapters of one method that differ in what they learned and in their number of classes."""
-    found = []
-    for number in range(count):
-        names = ("red cat", "dog", "very old newt", "sea")[: 3 + number % 2]
-        method = build_method(name, clip, names, roles=mixed_roles(), seed=number, **SMALL.get(name, {}))
-        method.prepare(lambda augment: iter([Batch(images(6), LABELS)]))
-        generator = torch.Generator().manual_seed(number)
-        with torch.no_grad():
-            for p in method.parameters():
-                p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype) * 0.1)
-        found.append(method)
-    return found
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -32,10 +16,10 @@ def test_equal_stage_keys_mean_equal_stages(name: str) -> None:
     first, second, _ = adapters(name, tiny_clip())
     pixels = images(2)
     if first.cut == "feature":
-        torch.testing.assert_close(first.inference_stage(pixels)[0], first.clip.encode_image(pixels))
+        torch.testing.assert_close(first.inference_stage(pixels).x, first.clip.encode_image(pixels))
     assert (first.cut, first.class_token_at) == (second.cut, second.class_token_at)
     for one, other in zip(first.inference_stage(pixels), second.inference_stage(pixels), strict=True):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_a_batch_of_all_methods_at_once() -> None:

@@ -18,19 +18,20 @@ from types import SimpleNamespace
 import httpx
 import pytest
 import torch
+from clients import alone, client_of, file, gallery, wait_for
 from starlette.requests import ClientDisconnect
-from test_service import alone, client_of, file, gallery, wait_for
 from tiny import mixed_roles, tiny_clip
 from typer.testing import CliRunner
 
 from dear.cli import build_app
 from dear.cli.serve import _check_tls, _show_log
-from dear.errors import UsageError
+from dear.errors import RunError, UsageError
 from dear.runs.folder import add_metrics
 from dear.serve.galleries import ByHeads, Galleries
 from dear.serve.metrics import Metrics
 from dear.serve.middleware import RequestMiddleware
 from dear.serve.settings import Limits
+from dear.serve.store import run_version
 from dear.serve.traffic import Traffic
 
 
@@ -229,3 +230,32 @@ def test_answers_over_https(runs, tmp_path, certificate):
     finally:
         process.terminate()
         process.wait(40)
+
+
+def test_a_service_imports_no_plots():
+    code = "import sys, dear.serve.server, dear.cli.serve; print([m for m in sys.modules if m == 'plotly'])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_folder_is_followed_whatever_fails(runs, tmp_path, monkeypatch, caplog):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match="empty"):
+        run_version(tmp_path / "empty")
+    with client_of(runs) as client:
+        store = client.app.state.service.store
+        looks = []
+        refresh = store.refresh
+
+        def fail_once():
+            looks.append(None)
+            if len(looks) == 1:
+                raise ValueError("anything")
+            refresh()
+
+        monkeypatch.setattr(store, "refresh", fail_once)
+        wait_for(lambda: looks)
+        (runs / "zero").rename(runs / "other")
+        wait_for(lambda: client.get("/v1/models/other").status_code == 200)
+        assert client.get("/v1/models/zero").status_code == 404
+    assert "anything" in caplog.text

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from test_attacks import serving
-from test_service import file, wait_for
+from clients import file, wait_for
+from served import serving
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "serve"
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")

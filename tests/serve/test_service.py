@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from clients import MANAGE, OPEN_ALL, OPEN_ONE, alone, client_of, file, gallery, wait_for
 from fastapi.testclient import TestClient
 from PIL import Image
 from serving import QUICK, RUNS, decoded, image_bytes, make_run
@@ -22,7 +23,6 @@ from tiny import tiny_clip
 
 import dear
 from dear.calibration.scales import Calibration
-from dear.data.images import ListedImages
 from dear.data.open import open_data
 from dear.errors import DearError
 from dear.images.views import normalize, open_image, resize_crop
@@ -41,36 +41,11 @@ from dear.serve.store import AdapterStore
 from dear.serve.turns import Pace
 from dear.tasks.retrieve import retrieve
 
-OPEN_ONE, OPEN_ALL, MANAGE = "key-for-probe-0123", "key-for-everything-1", "key-to-manage-012345"
-
-
-def file(seed: int = 0, **options) -> tuple[str, tuple[str, bytes]]:
-    return "files", (f"{seed}.png", image_bytes(seed, **options))
-
 
 def flat(size: int) -> bytes:
     content = io.BytesIO()
     Image.new("RGB", (size, size)).save(content, "PNG")
     return content.getvalue()
-
-
-def alone(run: Path, seeds: list[int]) -> torch.Tensor:
-    """What the run says by itself: probabilities [n, C]."""
-    method = load_run(run, tiny_clip(dtype=torch.float32))
-    config = method.clip.config
-    raw = torch.stack([resize_crop(open_image(image_bytes(s)), config.vision.image_size) for s in seeds])
-    return method.logits(normalize(raw, config.mean, config.std)).softmax(-1)
-
-
-def client_of(runs: Path, settings: ServeSettings = QUICK, keys: Keys | None = None) -> TestClient:
-    return TestClient(make_app(Service(runs, tiny_clip(dtype=torch.float32), settings, keys=keys)))
-
-
-def wait_for(condition, seconds: float = 30.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def test_every_adapter_answers_as_it_does_alone(shared, made_runs):
@@ -129,7 +104,7 @@ def test_json_other_classes_and_embeddings(shared):
     assert sum(entry["probability"] for entry in answer["classes"]) == pytest.approx(1)
     refused = shared.post("/v1/models/probe/classify", json=body)
     assert refused.status_code == 400
-    assert "cannot name others" in refused.json()["error"]
+    assert "linear-probe" in refused.json()["error"]
     inputs = ["a cat", f"data:image/png;base64,{body['images'][0]}"]
     found = shared.post("/v1/embeddings", json={"input": inputs, "model": clip.name}).json()
     text = torch.nn.functional.normalize(clip.encode_text(["a cat"]), dim=-1)[0]
@@ -148,13 +123,14 @@ def test_json_other_classes_and_embeddings(shared):
         (413, "is 6", {"files": [file(s) for s in range(7)]}),
         (413, "bytes", {"files": [("files", ("big.png", bytes(300_000)))]}),
         (400, "'photo'", {"files": [("photo", ("a.png", image_bytes(1)))]}),
-        (400, "top must be", {"files": [file(1)], "data": {"top": "many"}}),
+        (400, "$.top", {"files": [file(1)], "data": {"top": "many"}}),
+        (400, "$.top", {"files": [file(1)], "data": {"top": "0"}}),
         (400, "'colour'", {"files": [file(1)], "data": {"colour": "red"}}),
         (400, "named twice", {"files": [file(1)], "data": {"classes": "cat, cat"}}),
         (400, "'red'", {"files": [file(1)], "data": {"classes": "cat, +Red"}}),
         (400, "after the +", {"files": [file(1)], "data": {"classes": "cat, +"}}),
-        (400, "reject must be", {"files": [file(1)], "data": {"reject": "maybe"}}),
-        (400, "reject must be", {"files": [file(1)], "data": {"reject": "0.5"}}),
+        (400, "$.reject", {"files": [file(1)], "data": {"reject": "maybe"}}),
+        (400, "$.reject", {"files": [file(1)], "data": {"reject": "0.5"}}),
         (415, "multipart/form-data", {"content": b"abc"}),
         (400, "not valid base64", {"json": {"images": ["%%%"]}}),
         (400, "JSON", {"content": b'{"top": NaN}', "headers": {"content-type": "application/json"}}),
@@ -311,7 +287,7 @@ def test_openapi_names_every_route(shared):
     body = paths["/v1/models/{name}/classify"]["post"]["requestBody"]["content"]
     names = {way: one["schema"]["$ref"].rpartition("/")[2] for way, one in body.items()}
     fields = {way: list(schemas[name]["properties"]) for way, name in names.items()}
-    options = ["top", "classes", "reject"]
+    options = ["top", "classes", "reject", "certain"]
     assert fields == {"multipart/form-data": ["files", *options], "application/json": ["images", *options]}
     schema = paths["/v1/models/{name}/classify"]["post"]["responses"]["200"]["content"]["application/json"]
     assert schema["schema"]["$ref"].endswith("/Classified")
@@ -451,13 +427,6 @@ def test_key_files_that_are_none(tmp_path, text):
         Keys.load(tmp_path / "keys.json")
 
 
-def gallery(tmp_path: Path, count: int = 5) -> ListedImages:
-    files = [tmp_path / f"{number}.png" for number in range(count)]
-    for number, path in enumerate(files):
-        path.write_bytes(image_bytes(number))
-    return ListedImages(tuple(files), torch.zeros(count, dtype=torch.long), ("image",), name="stored")
-
-
 def test_retrieval_is_that_of_the_command(runs, tmp_path):
     images = gallery(tmp_path)
     service = Service(runs, tiny_clip(dtype=torch.float32), QUICK, {"stored": images})
@@ -481,7 +450,7 @@ def test_retrieval_is_that_of_the_command(runs, tmp_path):
         refused = client.post("/v1/models/probe/retrieve", files=[file(3)], data={"attribute": "color"})
         assert refused.status_code == 400
     method = load_run(runs / "roles", tiny_clip(dtype=torch.float32))
-    for found in retrieve(method, tmp_path / "3.png", images, top=2):
+    for found in retrieve(method, query=tmp_path / "3.png", gallery=images, by="features", top=2):
         assert [match["key"] for match in got[found.attribute]] == list(found.keys)
         assert [match["similarity"] for match in got[found.attribute]] == pytest.approx(
             list(found.similarity), abs=1e-5

@@ -7,24 +7,23 @@ import shutil
 
 import pytest
 import torch
+from clients import QUICK, alone, client_of, file, gallery
 from fastapi.testclient import TestClient
 from serving import image_bytes
-from test_service import QUICK, alone, client_of, file, gallery
 from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.clip.correction import Correction
 from dear.clip.gpu import Recorder
 from dear.clip.tower import Tower
-from dear.images.views import normalize, open_image
+from dear.images.views import open_image
 from dear.methods import build_method
-from dear.runs.folder import load_run
 from dear.runs.recipe import Recipe
 from dear.serve.app import make_app
 from dear.serve.engine import Engine, ImageJob
 from dear.serve.service import Service
 from dear.serve.settings import ServeSettings
 from dear.serve.store import AdapterStore
-from dear.tasks.retrieve import retrieve_by_heads
+from dear.tasks.retrieve import retrieve
 from dear.train.run import train
 
 CORRECTED = {
@@ -112,23 +111,22 @@ def test_ranks_of_a_mixed_batch_are_those_of_its_logits(made_runs, tmp_path):
     store.refresh()
     answerers = [store.get(name).answerer for name in ("probe", "zero", "coop", "roles")]
     answerers.append(store.get("zero").on_classes(("one", "two", "three", "four", "five")))
-    assert [one.scales is None for one in answerers] == [False, True, True, True, True]
     pixels = torch.randint(0, 256, (5, 3, 24, 24), dtype=torch.uint8)
     engine = Engine(clip)
     logits = [engine.compute([ImageJob(*one)])[0] for one in zip(pixels, answerers, strict=True)]
-    uncalibrated = load_run(tmp_path / "runs" / "probe", clip)
-    config = clip.config
-    raw = uncalibrated.logits(normalize(pixels[:1], config.mean, config.std))[0]
-    torch.testing.assert_close(logits[0], raw / 2, rtol=1e-5, atol=1e-5)
     tops = (2, 0, 9, 1, 4)
-    jobs = [ImageJob(one, who, top=top) for one, who, top in zip(pixels, answerers, tops, strict=True)]
-    for found, wanted, top in zip(engine.compute(jobs), logits, tops, strict=True):
+    rankings = [who.ranking(top) if top else None for who, top in zip(answerers, tops, strict=True)]
+    jobs = [ImageJob(*one) for one in zip(pixels, answerers, rankings, strict=True)]
+    scales = (2, 1, 1, 1, 1)  # of the calibrated adapter alone
+    for answer, who, row, top, scale in zip(
+        engine.compute(jobs), answerers, logits, tops, scales, strict=True
+    ):
         if not top:
-            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(answer, row, rtol=1e-5, atol=1e-5)
             continue
-        best = wanted.softmax(-1).topk(min(top, len(wanted)))
-        assert found.numbers == best.indices.tolist()
-        assert found.probabilities == pytest.approx(best.values.tolist(), abs=1e-5)
+        best = (row / scale).softmax(-1).topk(min(top, len(row)))
+        assert [name for name, _ in answer.classes] == [who.model.classes[n] for n in best.indices.tolist()]
+        assert [p for _, p in answer.classes] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
 class Fake:
@@ -195,7 +193,7 @@ def test_search_by_heads_is_that_of_the_command(corrected_runs, tmp_path):
         wrong = ask("roles", attribute="smell")
         none = ask("zero")
         way = ask("roles", by="magic")
-    expected = retrieve_by_heads(clip, tmp_path / "3.png", images, roles=mixed_roles(), top=4).found
+    expected = retrieve(query=tmp_path / "3.png", gallery=images, backbone=clip, roles=mixed_roles(), top=4)
     assert list(got) == [found.attribute for found in expected]
     for found in expected:
         assert [match["key"] for match in got[found.attribute]] == list(found.keys)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_stack import alone, dear_adapters
+from stacks import alone, dear_adapters
 from tiny import images, mixed_roles, tiny_clip
 
 from dear.clip.correction import Correction
@@ -35,8 +35,8 @@ def backbones(clip, left_out: bool = True) -> list:
     "options",
     [
         {},
-        {"early_tokens": 2, "early_layer": 3, "token_start": "class"},
-        {"projection": "low-rank", "rank": 3},
+        {"early_tokens": 2, "token_start": "class"},
+        {"early_tokens": 0, "tokens_per_attribute": 2},
     ],
     ids=str,
 )
@@ -116,7 +116,7 @@ def test_frozen_features_beside_the_logits_take_no_second_pass(run, monkeypatch)
     methods += [build_method("dear", clips[1], ("dog", "sea"), roles=mixed_roles(), focus=((6, 0),))]
     pixels, wanted = images(len(methods)), set(range(0, len(methods), 2))
     logits = alone(methods, pixels)
-    features = {n: methods[n].clip.focused(()).encode_image(pixels[n : n + 1])[0] for n in wanted}
+    features = {n: methods[n].clip.encode_image(pixels[n : n + 1])[0] for n in wanted}
     seen: list[int] = []
     embed = type(clips[0].visual).embed
     monkeypatch.setattr(

@@ -64,6 +64,15 @@ def test_mutual_information_is_plain_counting() -> None:
         assert own == pytest.approx(mutual_info_score(values, row))
 
 
+def test_a_small_p_value_that_is_not_small_enough_names_its_limit() -> None:
+    values = torch.zeros(4, dtype=torch.int64)
+    table = torch.ones(2, 2, dtype=torch.int64)
+    for p_value, required in ((0.013, True), (0.001, False)):
+        found = judge(Association("Style", ("a", "b"), values, table, 0.28, 0.20, p_value, 1.0), None)
+        assert found.verdict == verdicts_of.NOT_ASSOCIATED
+        assert ("0.004" in found.sentence) == required
+
+
 def test_the_permutation_test_is_fair() -> None:
     """With labels dealt out at random, p-values are spread evenly."""
     generator = torch.Generator().manual_seed(0)
@@ -155,7 +164,7 @@ def test_the_choice_finds_the_way_that_works(mini: Clip) -> None:
         "words": remove_span(weak, _values(mini, find_concept("color"))[1], "Color"),
     }
     assert choose(weak, own, ways, heads_first=True).way == "words"
-    with pytest.raises(UsageError, match="no way"):
+    with pytest.raises(UsageError):
         choose(images, labels, {})
 
 
@@ -179,10 +188,10 @@ def test_concepts_by_name_and_by_values(mini: Clip) -> None:
     words, directions = value_features(mini, own)
     assert words == ("beach", "forest")
     assert torch.allclose(directions.norm(dim=1), torch.ones(2))
-    for text, said in [("smell", "none of the concepts"), ("light: day", "two values"), (": a, b", "a name")]:
-        with pytest.raises(UsageError, match=said):
+    for text in ("smell", "light: day", ": a, b"):
+        with pytest.raises(UsageError, match=text):
             find_concept(text)
-    with pytest.raises(UsageError, match="can read 1 of its values"):
+    with pytest.raises(UsageError, match="background"):
         value_features(mini, find_concept("background: beach, kitchen, parking lot"))
 
 

@@ -98,7 +98,9 @@ def test_benchmarks_are_galleries(tmp_path: Path) -> None:
     gallery = gallery_of("EuroSAT", root=tmp_path)
     assert [Path(gallery.key(i)).name for i in range(len(gallery))] == ["test.png", "test.png"]
     model = adapt(Colors(), backbone=CLIP, roles=mixed_roles(), shots=1, recipe={"epochs": 1}).method
-    found = retrieve(model, Colors().image(0), "EuroSAT", root=tmp_path, top=1)
+    found = retrieve(
+        model, query=Colors().image(0), gallery="EuroSAT", by="features", data_root=tmp_path, top=1
+    )
     assert len(found[0].keys) == 1
 
 

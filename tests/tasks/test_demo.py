@@ -119,4 +119,4 @@ def test_one_example_per_place_is_enough_with_the_right_heads(made) -> None:
 def test_heads_find_images_alike_in_their_concept(made) -> None:
     rows = {row.concept: row for row in made[1].retrieval.rows}
     assert rows["Location"].by_heads > 2 * rows["Location"].random > rows["Location"].chance
-    assert all(row.own > 2 * row.others for row in made[1].truth)
+    assert all(row.matching > 2 * row.others for row in made[1].truth)

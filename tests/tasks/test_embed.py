@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
+import tarfile
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +16,7 @@ import dear
 from dear.cli import build_app
 from dear.errors import DataError, RunError, UsageError
 from dear.tasks.embed import task as embedding
-from dear.tasks.embed.shards import list_images
+from dear.tasks.embed.sources import open_source
 from dear.tasks.embed.task import embed
 
 pd = pytest.importorskip("pandas")
@@ -127,14 +131,20 @@ def test_tables_and_answers_of_a_run(photos, tmp_path):
     names = [str(path.relative_to(tmp_path)) for path in sorted(photos.rglob("*.png"))]
     pd.DataFrame({"path": names}).to_csv(tmp_path / "list.csv", index=False)
     pd.DataFrame({"path": names}).to_parquet(tmp_path / "list.parquet")
-    assert list_images(tmp_path / "list.csv") == list_images(tmp_path / "list.parquet")
+    assert [open_source(tmp_path / f"list.{kind}").names for kind in ("csv", "parquet")] == [
+        [str(tmp_path / name) for name in names]
+    ] * 2
     clf = dear.Classifier(method="zeroshot", backbone="mini", template="a {} thing", shots=2)
     clf.fit("world:textures").save(tmp_path / "run")
-    embed(tmp_path / "list.csv", tmp_path / "out", run=str(tmp_path / "run"))
+    embed(tmp_path / "list.csv", tmp_path / "out", run=str(tmp_path / "run"), thumbnails=True)
     table = pd.read_parquet(tmp_path / "out")
-    said = clf.predict([str(tmp_path / name) for name in names])
-    assert table["class"].tolist() == list(said)
-    assert table.probability.between(0, 1).all()
+    files = [str(tmp_path / name) for name in names]
+    assert table.answer.tolist() == list(clf.predict(files))
+    best = np.sort(clf.predict_proba(files), axis=1)[:, ::-1]
+    np.testing.assert_allclose(table.probability, best[:, 0], atol=1e-5)
+    np.testing.assert_allclose(table.margin, best[:, 0] - best[:, 1], atol=1e-5)
+    np.testing.assert_allclose(np.stack(table.embedding), embed(files).features, atol=1e-6)
+    assert Image.open(io.BytesIO(table.image[0]["bytes"])).size == (50, 40)
 
 
 def test_wrong_sources(tmp_path):
@@ -155,3 +165,75 @@ def test_the_command(photos, tmp_path):
     )
     assert "8 images" in result.output
     assert result.exit_code == 0
+
+
+def pack(path, members):
+    """A tar of (name, bytes or a TarInfo type) members."""
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            if isinstance(content, bytes) and len(content) > 1:
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+            else:
+                member.type, member.linkname = content, "/etc/passwd"
+                tar.addfile(member)
+    return path
+
+
+def test_tars_and_parquet_images_have_the_features_of_their_files(photos, tmp_path):
+    files = sorted(photos.rglob("*.png"))
+    labels = [{"a.cls": b"red_fox"}, {"a.json": json.dumps({"label": 7}).encode()}, {"a.txt": b"cat\n"}, {}]
+    members = []
+    for number, (file, label) in enumerate(zip(files, labels, strict=False)):
+        members.append((f"day/{number}.png", file.read_bytes()))
+        members += [(f"day/{number}.{name.split('.')[1]}", text) for name, text in label.items()]
+    expected = embed(files[:4]).features
+    found = embed(pack(tmp_path / "photos.tar", members), tmp_path / "out")
+    assert found.columns["path"] == [f"day/{number}.png" for number in range(4)]
+    assert found.columns["label"] == ["red_fox", "7", "cat", None]
+    np.testing.assert_array_equal(found.features, expected)
+    cells = [{"bytes": file.read_bytes(), "path": None} for file in files[:4]]
+    pd.DataFrame({"image": cells, "split": ["train"] * 4}).to_parquet(tmp_path / "cells.parquet")
+    again = embed(tmp_path / "cells.parquet")
+    np.testing.assert_array_equal(again.features, expected)
+    assert again.columns["split"] == ["train"] * 4
+    labeled = pack(tmp_path / "labeled.tar", members[:6])
+    assert dear.open_data(labeled, "all").classes == ("7", "cat", "red fox")
+    with pytest.raises(DataError, match=r"day/3\.png"):
+        dear.open_data(tmp_path / "photos.tar", "all")
+
+
+@pytest.mark.parametrize(
+    ("members", "word"),
+    [
+        ([("a.jpg", tarfile.SYMTYPE)], "a.jpg"),
+        ([("a.jpg", tarfile.LNKTYPE)], "a.jpg"),
+        ([("a.jpg", tarfile.CHRTYPE)], "a.jpg"),
+        ([("../a.jpg", b"xx")], "../a.jpg"),
+        ([("/etc/a.jpg", b"xx")], "/etc/a.jpg"),
+        ([("a\x1b[2J.jpg", b"xx")], "control"),
+        ([("a.jpg", b"xx"), ("a.png", b"xx")], "a.png"),
+        ([("a.jpg", b"xx"), ("a.json", b"[1")], "a"),
+        ([("a.jpg", b"xx"), ("a.json", b'{"label": [1]}')], "label"),
+        ([("a.jpg", b"xx"), ("a.cls", b"\xff\xfe")], "a.cls"),
+        ([("a.txt", b"no image")], "no images"),
+    ],
+)
+def test_hostile_tars_are_named(tmp_path, members, word):
+    path = pack(tmp_path / "x.tar", members)
+    with pytest.raises(DataError, match=word.replace("[", r"\[")):
+        open_source(path)
+
+
+def test_truncated_and_oversized_tars_are_rejected(tmp_path, monkeypatch):
+    path = pack(tmp_path / "x.tar", [("a.jpg", b"x" * 5000), ("b.jpg", b"y" * 5000)])
+    content = path.read_bytes()
+    for end in (100, 700, 3000, 9000):
+        path.write_bytes(content[:end])
+        with pytest.raises(DataError, match=r"x\.tar"):
+            open_source(path)
+    path.write_bytes(content)
+    monkeypatch.setattr("dear.data.tars.MAX_IMAGE", 4000)
+    with pytest.raises(DataError, match=r"a\.jpg.*5,000"):
+        open_source(path)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from explain_oracles import NAMES, method_of
 from markupsafe import escape
 from msgspec import structs
-from test_explain_parts import NAMES, method_of
 from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.calibration.scales import Calibration, ModeCalibration
@@ -138,17 +138,20 @@ def test_the_sentence_names_a_concept_only_if_much_depends_on_it() -> None:
         assert ("Location" in explanation(bars, (concept,)).sentence) == (drop >= LARGE_SHARE * 2.0)
 
 
-def test_a_map_close_to_chance_names_no_concept() -> None:
+@pytest.mark.parametrize("name", ["zeroshot", "dear"])
+def test_a_map_close_to_chance_names_no_concept(name: str) -> None:
     roles = mixed_roles()
     chance = {"bits": 0.4, "rotated": 0.4, "deviation": 0.02, "rotations": 8}
     poor = structs.replace(roles, evidence={"information": chance})
-    model, images = calibrated_model("zeroshot"), Colors(each=2)
+    model, images = calibrated_model(name), Colors(each=2)
     result = Explainer(model, images, poor).explain(images.subset([0, 1]))
+    tokens = int(name == "dear")
     page = explanations_html(result)
     concepts = {role.concept for _, role in roles if role.concept}
     for one in result:
         assert not one.without_concepts
-        assert {bar.kind for bar in one.bars} == {"layer", "rest", "average"}
+        assert {bar.kind for bar in one.bars} - {"token"} == {"layer", "rest", "average"}
+        assert [bar.kind for bar in one.bars].count("token") == tokens
         assert not any(head.phrases for head in one.heads)
         assert not any(concept in one.sentence for concept in concepts)
     assert page.count(poor.caveat()) == 1

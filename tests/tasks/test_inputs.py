@@ -99,7 +99,7 @@ def test_gray_and_transparent_arrays() -> None:
         (["red", 3] * 6, r"\(number, str\)"),
         (pd.Series(["red", 3] * 6), r"\(number, str\)"),
         (["red"], r"12 .*1 label"),
-        ([["red", "blue"]] * 12, "one label per image"),
+        ([["red", "blue"]] * 12, "'red'"),
     ],
 )
 def test_odd_labels(labels: object, item: str) -> None:

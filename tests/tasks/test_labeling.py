@@ -34,13 +34,16 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_without_labels_every_prefix_spreads_over_clusters(pool: Path, tmp_path: Path) -> None:
-    chosen = label_next(pool, CLIP, 12, classes=["red", "green", "blue"])
+    chosen = label_next(pool, count=12, backbone=CLIP, classes=["red", "green", "blue"])
     numbers = [choice.path.removeprefix("copy ") for choice in chosen.choices]
     assert len(numbers) == len(set(numbers)) == 12  # never an image and its copy
     colors = Colors(each=8, seed=2).labels.tolist()
     assert {colors[int(Path(name).stem)] for name in numbers[:3]} == {0, 1, 2}
     assert all(0 < choice.confidence <= 1 for choice in chosen.choices)
-    assert label_next(pool, CLIP, 5, classes=["red", "green", "blue"]).choices == chosen.choices[:5]
+    assert (
+        label_next(pool, count=5, backbone=CLIP, classes=["red", "green", "blue"]).choices
+        == chosen.choices[:5]
+    )
     write_choices(chosen, pool / "next.csv")
     rows = list(csv.DictReader((pool / "next.csv").open(encoding="utf-8")))
     assert [row["path"] for row in rows] == [choice.path for choice in chosen.choices]
@@ -54,25 +57,25 @@ def test_with_labels(pool: Path, tmp_path: Path) -> None:
     }
     table = tmp_path / "labels.csv"
     AnswerFile(table).add([Answer(path, "label", name) for path, name in labels.items()])
-    chosen = label_next(pool, CLIP, 10, data=table, data_root=pool)
+    chosen = label_next(pool, count=10, backbone=CLIP, data=table, data_root=pool)
     assert len(chosen.choices) == 10
     assert not {choice.path.removeprefix("copy ") for choice in chosen.choices} & set(labels)
     assert set(chosen.classes) == {"red", "green", "blue"}
     with pytest.raises(InputError, match="green"):
-        label_next(pool, CLIP, 10, data=table, data_root=pool, classes=["red", "blue"])
+        label_next(pool, count=10, backbone=CLIP, data=table, data_root=pool, classes=["red", "blue"])
     with pytest.raises(InputError, match="0"):
-        label_next(pool, CLIP, 0)
+        label_next(pool, count=0, backbone=CLIP)
 
 
 def test_unreadable_images_are_listed(tmp_path: Path) -> None:
     Colors(each=1, seed=0).image(0).save(tmp_path / "good.png")
     (tmp_path / "bad.png").write_bytes(b"x")
-    chosen = label_next(tmp_path, CLIP, 5)
+    chosen = label_next(tmp_path, count=5, backbone=CLIP)
     assert [choice.path for choice in chosen.choices] == ["good.png"]
     assert "bad.png" in chosen.unreadable[0]
     (tmp_path / "good.png").unlink()
     with pytest.raises(DataError, match=r"bad\.png"):
-        label_next(tmp_path, CLIP, 5)
+        label_next(tmp_path, count=5, backbone=CLIP)
 
 
 def answer(path: Path, name: str) -> None:
@@ -117,8 +120,17 @@ def test_answers_survive_a_kill_and_edits_by_hand(tmp_path: Path) -> None:
         AnswerFile(path)
 
 
+def test_a_label_that_a_kill_kept_out_of_the_table_returns_to_it(tmp_path: Path) -> None:
+    file = AnswerFile(tmp_path / "labels.csv")
+    file.add([Answer("a.jpg", "label", "cat")])
+    with open(file.journal, "a", encoding="utf-8") as journal:
+        journal.write("b.jpg,label,dog\n")
+    AnswerFile(file.path)
+    assert read_labels(file.path) == {"a.jpg": "cat", "b.jpg": "dog"}
+
+
 def test_label_studio_there_and_back(pool: Path, tmp_path: Path) -> None:
-    chosen = label_next(pool, CLIP, 3, classes=["red", "green", "blue"])
+    chosen = label_next(pool, count=3, backbone=CLIP, classes=["red", "green", "blue"])
     write_tasks(chosen, tmp_path / "tasks.json")
     tasks = json.loads((tmp_path / "tasks.json").read_text())
     for task in tasks:  # what a person answers in Label Studio
@@ -136,6 +148,18 @@ def test_label_studio_there_and_back(pool: Path, tmp_path: Path) -> None:
         f"annotation_id,choice,image\n1,red,/data/local-files/?d=x/{short[0]['image']}\n"
     )
     assert list(import_labels(tmp_path / "min.csv", pool)) == [chosen.choices[0].path]
+    (tmp_path / "named.json").write_text(  # a project that names its control otherwise
+        json.dumps([{"id": 1, "image": "a.png", "animal": "cat", "annotator": 1, "lead_time": 2.5}])
+    )
+    assert import_labels(tmp_path / "named.json") == {"a.png": "cat"}
+    (tmp_path / "two.json").write_text(json.dumps([{"image": "a.png", "animal": "cat", "color": "red"}]))
+    with pytest.raises(DataError, match="animal, color"):
+        import_labels(tmp_path / "two.json")
+    (tmp_path / "several.json").write_text(
+        json.dumps([{"image": "a.png", "choice": {"choices": ["cat", "dog"]}}])
+    )
+    with pytest.raises(DataError, match="choice must be one class name"):
+        import_labels(tmp_path / "several.json")
     (tmp_path / "other.json").write_text(json.dumps([{"image": "nowhere.png", "choice": "red"}]))
     (tmp_path / "none.json").write_text("[]")
     with pytest.raises(DataError, match=r"nowhere\.png"):

@@ -26,7 +26,8 @@ def test_label_by_keyboard(tmp_path: Path) -> None:
     for place in range(len(images)):
         images.image(place).save(tmp_path / "pool" / f"{place}.png")
     clip = tiny_clip(dtype=torch.float32)
-    session, _ = start_session(tmp_path / "pool", clip, tmp_path / "labels.csv", ["red", "سيارة"])
+    names = ["red", "سيارة", *(f"color {number}" for number in range(30))]  # more than there are keys
+    session, _ = start_session(tmp_path / "pool", clip, tmp_path / "labels.csv", names)
     with serving(session) as server, playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 390, "height": 800})
@@ -53,6 +54,14 @@ def test_label_by_keyboard(tmp_path: Path) -> None:
         page.keyboard.press("n")
         page.keyboard.type("blue")
         page.keyboard.press("Enter")
-        page.wait_for_function("() => document.querySelectorAll('#choices button').length === 3")
+        page.wait_for_function("() => document.querySelectorAll('#choices button').length === 33")
+        path = page.inner_text("#question .soft")
+        page.keyboard.press("/")
+        page.keyboard.type("color 29")
+        page.keyboard.press("Enter")
+        page.wait_for_function(
+            "path => document.querySelector('#question .soft').innerText !== path", arg=path
+        )
+        assert read_labels(tmp_path / "labels.csv")[path] == "color 29"
         assert not errors
         browser.close()

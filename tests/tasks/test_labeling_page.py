@@ -44,7 +44,7 @@ def session(pool: Path, tmp_path: Path) -> Iterator[LabelingSession]:
 
 def test_answers_are_on_disk_before_the_next_image(session: LabelingSession, pool: Path) -> None:
     seen = set()
-    for number in range(12):
+    for number in range(24):
         item = session.state("tab")["item"]
         assert item["path"] not in seen
         seen.add(item["path"])
@@ -52,11 +52,11 @@ def test_answers_are_on_disk_before_the_next_image(session: LabelingSession, poo
         assert len(read_labels(session.file.path)) == number + 1
     assert session.wait()
     state = session.state("tab")
-    assert state["labels"] == 12
+    assert state["labels"] == 24
     assert {one["name"] for one in state["classes"]} == set(NAMES)
     assert 0 <= state["forecast"]["low"] <= state["forecast"]["accuracy"] <= state["forecast"]["high"] <= 1
     assert str(session.file.path) in state["command"]
-    assert len(open_data(session.file.path, "all", root=pool)) == 12
+    assert len(open_data(session.file.path, "all", root=pool)) == 24
 
 
 def test_a_killed_session_goes_on(session: LabelingSession, pool: Path) -> None:

@@ -1,8 +1,6 @@
 """Wrong labels: found by probabilities out of sample, ranked as well as by cleanlab, corrected on a page."""
 
 import csv
-import json
-import re
 
 import numpy as np
 import pytest
@@ -14,8 +12,11 @@ import dear.runs.model
 from dear.data.images import ListedImages
 from dear.data.open import open_data
 from dear.data.shots import few_shot
+from dear.errors import DataError
 from dear.tasks.adapt import adapt
-from dear.tasks.labels.task import find_suspects, open_all, write_label_page, write_suspects
+from dear.tasks.labeling.answers import Answer, AnswerFile, read_labels
+from dear.tasks.labeling.check import check_labels, open_all
+from dear.tasks.labeling.session import start_session
 from dear.train.label_check import out_of_sample, rank_labels
 
 COUNT = 30  # images per class of the folder
@@ -91,29 +92,54 @@ def folder(tmp_path_factory) -> str:
     return str(root)
 
 
-def test_a_page_makes_a_table_that_is_opened_again(folder, tmp_path) -> None:
+def test_suspects_are_listed_and_checked_ones_are_not(folder, tmp_path) -> None:
     clip = dear.load("mini")
     images, splits = open_all(folder)
     assert len(images) == 2 * COUNT
     assert set(splits) == {"train", "test"}
-    suspects = find_suspects(images, clip)
-    assert [each.key for each in suspects[:1]] == ["two/wrong, one.png"]
-    assert (suspects[0].label, suspects[0].suggestion) == ("two", "one")
-    page = tmp_path / "labels.html"
-    write_label_page(images, splits, suspects, clip, page)
-    text = page.read_text("utf-8")
-    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S).group(1))
-    assert data["paths"] == list(images.paths)
-    assert data["splits"] == list(splits)
-    write_suspects(suspects, tmp_path / "labels.csv")
-    rows = list(csv.DictReader((tmp_path / "labels.csv").open()))
+    check = check_labels(images, clip)
+    assert [each.key for each in check.suspects[:1]] == ["two/wrong, one.png"]
+    assert (check.suspects[0].label, check.suspects[0].suggestion) == ("two", "one")
+    assert list(check.to_frame()["path"]) == [each.key for each in check.suspects]
+    assert "two/wrong, one.png" in check._repr_html_()
+    check.write(tmp_path / "suspects.csv")
+    rows = list(csv.DictReader((tmp_path / "suspects.csv").open()))
     assert (rows[0]["path"], rows[0]["suggestion"]) == ("two/wrong, one.png", "one")
+    file = AnswerFile(tmp_path / "labels.csv")
+    file.add([Answer("two/wrong, one.png", "checked")])
+    again = check_labels(images, clip, file.read().checked)
+    assert again.suspects == check.suspects[1:]
+    assert again.checked == 1
+
+
+def test_labels_of_a_dataset_are_corrected_on_the_labeling_page(folder, tmp_path) -> None:
+    session, _ = start_session(folder, dear.load("mini"), tmp_path / "labels.csv", data=folder)
+    try:
+        assert session.wait()
+        item = session.state(mode="check")["item"]
+        assert (item["path"], item["label"]) == ("two/wrong, one.png", "two")
+        session.answer([item["place"]], "label", "one")
+    finally:
+        session.close()
+    assert read_labels(tmp_path / "labels.csv")["two/wrong, one.png"] == "one"
+    splits = open_all(folder)[1]
+    for split in ("train", "test"):  # the table keeps the splits
+        corrected = open_data(tmp_path / "labels.csv", split, root=folder)
+        assert len(corrected) == splits.count(split)
+    with pytest.raises(DataError, match="nothing"):
+        start_session(_other(tmp_path), dear.load("mini"), tmp_path / "other.csv", data=folder)
+
+
+def _other(root) -> str:
+    (root / "nothing").mkdir()
+    Image.new("RGB", (32, 32)).save(root / "nothing" / "a.png")
+    return str(root / "nothing")
 
 
 def test_memory_images_work_too() -> None:
     items = tuple(Image.new("RGB", (64, 64), color) for color in ("red", "blue") for _ in range(4))
     images = ListedImages(items, torch.arange(2).repeat_interleave(4), ("red thing", "blue thing"))
-    assert find_suspects(images, dear.load("mini")) == ()
+    assert check_labels(images, dear.load("mini")).suspects == ()
 
 
 def test_training_names_labels_that_look_wrong(caplog) -> None:

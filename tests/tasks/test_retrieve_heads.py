@@ -13,7 +13,7 @@ from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 from dear.errors import DataError, UsageError
 from dear.methods import DeAR, ZeroShot
-from dear.tasks.retrieve import head_map_of, retrieve, retrieve_by_heads
+from dear.tasks.retrieve import has_attribute_heads, retrieve
 
 CLIP = tiny_clip(dtype=torch.float32)
 
@@ -26,7 +26,9 @@ def model() -> DeAR:
 def test_ranking_is_cosine_in_the_attributes_space(model: DeAR) -> None:
     images = Colors()
     query = Colors(seed=4).image(0)
-    found = {one.attribute: one for one in retrieve(model, query, images, top=12)}
+    found = {
+        one.attribute: one for one in retrieve(model, query=query, gallery=images, by="features", top=12)
+    }
     assert list(found) == list(model.attributes)
     gallery = torch.stack([CLIP.preprocess(images.image(i)) for i in range(12)])
     features = model.attribute_features(gallery).double().numpy()
@@ -45,7 +47,8 @@ def test_a_image_is_most_like_itself_and_sheets_are_written(model: DeAR, tmp_pat
     for i in range(len(images)):
         images.image(i).save(folder / f"{i:02d}.png")
     query = folder / "03.png"
-    found = retrieve(model, query, tmp_path / "gallery", attribute="COLOR", top=3, out=tmp_path / "sheets")
+    where = {"by": "features", "out": tmp_path / "sheets"}
+    found = retrieve(model, query=query, gallery=tmp_path / "gallery", attribute="COLOR", top=3, **where)
     assert [one.attribute for one in found] == ["Color"]
     assert found[0].keys[0].endswith("03.png")
     assert found[0].similarity[0] == pytest.approx(1, abs=1e-5)
@@ -58,11 +61,11 @@ def test_a_image_is_most_like_itself_and_sheets_are_written(model: DeAR, tmp_pat
 def test_what_cannot_be_retrieved_is_said(model: DeAR, tmp_path: Path) -> None:
     query = Colors().image(0)
     with pytest.raises(UsageError, match="DeAR"):
-        retrieve(ZeroShot(CLIP, ["a"], ids=token_ids((1,))), query, Colors())
+        retrieve(ZeroShot(CLIP, ["a"], ids=token_ids((1,))), query=query, gallery=Colors(), by="features")
     with pytest.raises(UsageError, match="'smell'"):
-        retrieve(model, query, Colors(), attribute="smell")
+        retrieve(model, query=query, gallery=Colors(), by="features", attribute="smell")
     with pytest.raises(DataError, match="no image"):
-        retrieve(model, query, tmp_path)
+        retrieve(model, query=query, gallery=tmp_path, by="features")
 
 
 def test_a_map_close_to_chance_is_not_searched_by(tmp_path: Path) -> None:
@@ -70,6 +73,6 @@ def test_a_map_close_to_chance_is_not_searched_by(tmp_path: Path) -> None:
     chance = {"bits": 1.2, "rotated": 1.22, "deviation": 0.04, "rotations": 8}
     poor = structs.replace(known, evidence={**known.evidence, "information": chance})
     with pytest.raises(UsageError) as refused:
-        retrieve_by_heads(CLIP, "none.png", tmp_path, roles=poor)
+        retrieve(query="none.png", gallery=tmp_path, backbone=CLIP, roles=poor)
     assert poor.caveat() in str(refused.value)
-    assert head_map_of(CLIP, poor) is None
+    assert not has_attribute_heads(CLIP, poor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import warnings
 import zipfile
 from http.server import BaseHTTPRequestHandler
@@ -83,7 +84,7 @@ class PushHub(FakeHub):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("share") / "run"
-    adapt("world:vehicles", folder, method="linear-probe", shots=2, recipe={"epochs": 1}, calibrate=False)
+    adapt("world:vehicles", folder, method="linear-probe", shots=2, calibrate=False, check=False)
     return folder
 
 
@@ -145,7 +146,7 @@ def test_a_bundle_holds_the_backbone(tmp_path, monkeypatch):
     weights = tmp_path / "weights"
     save_hf(dear.load("mini"), weights)
     run = tmp_path / "run"
-    options = {"method": "linear-probe", "shots": 1, "recipe": {"epochs": 1}, "calibrate": False}
+    options = {"method": "linear-probe", "shots": 1, "calibrate": False, "check": False}
     adapt("world:vehicles", run, backbone=weights, **options)
     expected = logits(run)
     archive = bundle(run, tmp_path / "all.zip")
@@ -171,7 +172,7 @@ def test_an_archive_with_other_files_is_refused(run, tmp_path, monkeypatch, memb
     archive = bundle(run, tmp_path / "run.zip")
     with zipfile.ZipFile(archive, "a") as opened:
         opened.writestr(member, "x")
-    with pytest.raises(RunError, match="no part of a bundle"):
+    with pytest.raises(RunError, match=re.escape(repr(member))):
         local_run(archive)
     assert not list((tmp_path / "cache" / "bundles").iterdir())
 

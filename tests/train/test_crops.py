@@ -5,28 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from crops import generator, photo, tensor
 from PIL import Image
 
 from dear.errors import InputError
 from dear.images.gpu import resampling
 from dear.train.crops import augment_batch, augment_image, crop_batch, sample_boxes
-
-
-def photo(width, height, seed=0):
-    """An image with smooth parts and sharp edges, so that overshoot and clipping are met."""
-    rng = np.random.default_rng(seed)
-    coarse = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8))
-    image = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).copy()
-    image[height // 3 :, width // 2 :] = rng.integers(0, 2, 3) * 255
-    return Image.fromarray(image)
-
-
-def tensor(image):
-    return torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "methods"))
-
 from tiny import images, mixed_roles, tiny_clip
 
 from dear.methods import build_method

@@ -90,7 +90,7 @@ def test_options_called_focus_and_views_are_ordinary(mini: Clip, monkeypatch: py
     monkeypatch.setitem(METHODS, "plain-options", PlainOptions)
     job = prepare(Spec(method="plain-options", options={"focus": 0.25}, **DATA), clip=mini)
     assert (job.method.config.focus, job.method.config.views) == (0.25, 3)
-    assert job.method.clip.focus == ()
+    assert job.method.focus == ()
     with pytest.raises(UsageError, match="plain-options"):
         prepare(Spec(method="plain-options", focus="location", **DATA), clip=mini)
 

@@ -7,7 +7,7 @@ import weakref
 
 import torch
 
-from dear.methods.base import Loss
+from dear.methods.frozen import Loss
 from dear.train import recording
 
 

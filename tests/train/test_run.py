@@ -259,7 +259,7 @@ def test_every_image_is_seen_once_an_epoch_in_a_new_order() -> None:
 
         def loss_from_frozen(self, frozen, labels, domains=None):
             seen.append(labels.tolist())
-            return Loss((self.w * frozen[0].mean()).sum(), {})
+            return Loss((self.w * frozen.x.mean()).sum(), {})
 
     model = Watch(tiny_clip(dtype=torch.float32), CLASSES, ids=token_ids())
     train(model, Colors(), Recipe(epochs=2, batch=5))
@@ -269,12 +269,26 @@ def test_every_image_is_seen_once_an_epoch_in_a_new_order() -> None:
     assert first != second
 
 
+def test_a_run_with_options_that_were_removed_loads_with_their_defaults(tmp_path: Path) -> None:
+    train(method(), Colors(), RECIPE, tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    config = json.loads(file.read_text())
+    clip = tiny_clip(dtype=torch.float32)
+    config["options"] |= {"projection": "copy", "fusion_loss": "log", "early_beta": 1.0}
+    file.write_text(json.dumps(config))
+    assert load_run(tmp_path / "run", clip).name == "dear"
+    config["options"]["projection"] = "random"
+    file.write_text(json.dumps(config))
+    with pytest.raises(RunError, match="projection"):
+        load_run(tmp_path / "run", clip)
+
+
 def test_loading_refuses_what_does_not_belong(tmp_path: Path) -> None:
     train(method(), Colors(), RECIPE, tmp_path / "run")
     with pytest.raises(RunError, match=r"trained on tiny .*sha256"):
         load_run(tmp_path / "run", tiny_clip(seed=8, dtype=torch.float32))
     load_run(tmp_path / "run", tiny_clip(seed=8, dtype=torch.float32), allow_other=True)
-    with pytest.raises(RunError, match="not a run folder"):
+    with pytest.raises(RunError, match=r"config\.json"):
         load_run(tmp_path, tiny_clip(dtype=torch.float32))
     config = json.loads((tmp_path / "run/config.json").read_text())
     wrong = [("schema", 99), ("classes", "red"), ("classes", [1, 2, 3]), ("format", "x"), ("method", "deer")]

@@ -34,8 +34,9 @@ from dear.unlabeled import (
 from dear.unlabeled import graph as graph_module
 from dear.unlabeled import pool as pool_module
 from dear.unlabeled.forecast import wilson_interval
+from dear.unlabeled.graph import largest_in_rows
 from dear.unlabeled.pool import duplicate_groups, label_folds
-from dear.unlabeled.probe import balance_and_sharpen
+from dear.unlabeled.probe import balance_and_sharpen, pool_weights
 
 
 def clouds(
@@ -71,6 +72,16 @@ def test_nearest_neighbors_are_scikit_learns_for_any_block(
     distances, indices = reference.kneighbors(features.numpy())
     assert np.array_equal(rows.numpy(), indices[:, 1:])
     np.testing.assert_allclose(1 - cosines.numpy(), distances[:, 1:], atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [3, 640, 1000, 1037])
+def test_largest_in_rows_is_topk(columns: int) -> None:
+    values = torch.rand(20, columns, generator=torch.Generator().manual_seed(0))
+    values[3] = 1.0  # ties
+    largest, columns_of = largest_in_rows(values, 3)
+    assert torch.equal(largest, values.topk(3, dim=1).values)
+    assert torch.equal(values.gather(1, columns_of), largest)
+    assert all(len(set(row)) == 3 for row in columns_of.tolist())
 
 
 def test_the_graph_is_the_plain_loops() -> None:
@@ -226,28 +237,86 @@ def test_one_label_per_class_cannot_be_held_out() -> None:
     assert (decision.use, decision.reason, decision.comparison.images) == (True, "unknown", 0)
 
 
+def test_an_uncertain_pool_is_left_out_where_no_label_can_be_held_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    features, truth = clouds()
+    labels = hide(truth, 1)
+    kept = ~decide_on_pool(features, labels, torch.zeros(3, 8)).foreign
+    fit = fit_semi_supervised_probe(features[kept], labels[kept], torch.zeros(3, 8))
+    confidence = float(fit.probabilities[labels[kept] == UNLABELED].max(dim=1).values.mean())
+    for least, reason in ((confidence - 0.01, "unknown"), (confidence + 0.01, "unsure")):
+        monkeypatch.setattr(pool_module, "LEAST_CONFIDENCE", least)
+        decision = decide_on_pool(features, labels, torch.zeros(3, 8))
+        assert (decision.use, decision.reason) == (reason == "unknown", reason)
+
+
+def test_unlabeled_images_of_a_class_weigh_at_most_half_its_labels() -> None:
+    probabilities = F.normalize(torch.rand(50, 3, generator=torch.Generator().manual_seed(1)), p=1, dim=1)
+    probabilities[:40, 0] += 20  # a frequent class
+    probabilities = F.normalize(probabilities, p=1, dim=1)
+    weights = pool_weights(probabilities, torch.tensor([4, 2, 0]))
+    for row in range(50):
+        expected = sum(
+            float(probabilities[row, label]) * most / float(probabilities[:, label].sum())
+            for label, most in enumerate((2.0, 1.0, 0.5))  # the last counts as if it had one label
+        )
+        assert float(weights[row]) == pytest.approx(expected, rel=1e-4)
+    assert float(weights.sum()) == pytest.approx(3.5, rel=1e-4)
+
+
+def test_an_unbalanced_pool_does_not_cost_accuracy() -> None:
+    changes = []
+    for seed in range(6):
+        features, truth = clouds(classes=6, images=60, spread=0.5, seed=seed)
+        labels = hide(truth, 4)
+        keep = labels != UNLABELED
+        for label, count in enumerate((56, 30, 14, 7, 4, 2)):
+            keep[((truth == label) & (labels == UNLABELED)).nonzero()[:count, 0]] = True
+        fit = fit_semi_supervised_probe(features[keep], labels[keep], torch.zeros(6, 8))
+        only = fit_semi_supervised_probe(
+            features[keep & (labels != UNLABELED)], labels[labels != UNLABELED], torch.zeros(6, 8)
+        )
+        test, answers = features[~keep], truth[~keep]
+        # each class counts the same
+        after, before = (
+            torch.stack(
+                [
+                    (probe.logits(test).argmax(dim=1) == answers)[answers == label].float().mean()
+                    for label in range(1, 6)
+                ]
+            ).mean()
+            for probe in (fit.probe, only.probe)
+        )
+        changes.append(float(after - before))
+    assert sum(changes) / len(changes) > -0.01
+
+
 def test_cross_validation_holds_every_image_out_once() -> None:
     features, truth = clouds(spread=0.5)
-    found = compare_with_labeled_only(features, hide(truth, 6), torch.zeros(3, 8))
-    assert found.images == 18
-    assert found.with_pool - found.labeled_only == found.gained - found.lost
+    comparison = compare_with_labeled_only(features, hide(truth, 6), torch.zeros(3, 8))
+    assert comparison.images == 18
+    assert comparison.with_pool - comparison.labeled_only == comparison.gained - comparison.lost
 
 
 @pytest.mark.parametrize(
     ("comparison", "reason"),
     [
-        (Comparison(40, 30, 20, 2, 12), "harms"),
-        (Comparison(40, 30, 29, 3, 4), "helps"),
+        (Comparison(40, 30, 20, 2, 12), "no gain"),
+        (Comparison(40, 30, 31, 1, 0), "no gain"),
+        (Comparison(40, 30, 32, 3, 1), "no gain"),
         (Comparison(40, 30, 35, 6, 1), "helps"),
+        (Comparison(8, 6, 6, 0, 0), "unknown"),
+        (Comparison(8, 6, 3, 0, 3), "no gain"),
     ],
 )
-def test_a_pool_is_left_out_where_it_is_worse_by_more_than_a_standard_error(
+def test_a_pool_is_left_out_unless_it_gains_more_than_a_standard_error(
     comparison: Comparison, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "compare_with_labeled_only", lambda *_: comparison)
     features, truth = clouds()
     decision = decide_on_pool(features, hide(truth, 6), torch.zeros(3, 8))
-    assert (decision.reason, decision.use) == (reason, reason == "helps")
+    assert (decision.reason, decision.use) == (reason, reason != "no gain")
 
 
 def test_folds_keep_duplicates_together_and_spare_single_groups() -> None:
@@ -323,16 +392,15 @@ def test_the_forecast_follows_the_power_law() -> None:
     assert forecast.gain == pytest.approx(errors[-1] - 0.4 * 16**-0.5, abs=1e-3)
     assert forecast.gain_interval is not None
     assert forecast.gain_interval[0] <= forecast.gain <= forecast.gain_interval[1]
-    assert forecast.worth_more
     flat = torch.arange(1000).expand(3, -1) >= 100
-    assert forecast_gain(LearningCurve(sizes, flat), labels=100).worth_more is False
+    assert forecast_gain(LearningCurve(sizes, flat), labels=100).gain == pytest.approx(0, abs=1e-9)
 
 
 def test_few_held_out_images_forecast_no_gain() -> None:
     features, truth = clouds()
     curve = learning_curve(features, hide(truth, 4), torch.zeros(3, 8))
     forecast = forecast_gain(curve, labels=12)
-    assert (forecast.images, forecast.gain, forecast.worth_more) == (12, None, None)
+    assert (forecast.images, forecast.gain, forecast.gain_interval) == (12, None, None)
     nothing = forecast_gain(learning_curve(features, hide(truth, 1), torch.zeros(3, 8)), labels=3)
     assert (nothing.images, nothing.accuracy_interval) == (0, (0.0, 1.0))
 

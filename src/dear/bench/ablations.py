@@ -22,7 +22,7 @@ class Variant:
     name: str  #: as in tables
     #: options of the method that differ from the preset's, whatever a user asks for
     options: Mapping[str, Any] = field(default_factory=dict)
-    #: change of the role map, see `dear.heads.rules.derive_roles`; "{seed}" stands for the seed
+    #: change of the role map, see `dear.heads.rules.derive_roles`; "{seed}" is replaced by the seed
     roles: str = ""
     mode: str | None = None  #: the way to predict; None: the study's
     #: parts of the training recipe that differ from the preset's
@@ -209,14 +209,14 @@ def study(name: str, layers: int = 12) -> Study:
 
 
 def table(study: Study, lines: Sequence[Line]) -> Sheet:
-    """Variants of a study, on every dataset and on their average, with the paper's row beside each."""
+    """Variants of a study, on every dataset and on their average, each with the paper's row."""
     datasets = list(dict.fromkeys(line.dataset for line in lines))
     paper = published.for_study(study.name)
     chosen = study.shown(lines)
     rows: list[SheetRow] = []
     for variant in study.variants:
-        own = [line for line in chosen if line.method == variant.name]
-        shown = ([average(own)] if len(own) == len(datasets) > 1 else []) + own
+        variant_lines = [line for line in chosen if line.method == variant.name]
+        shown = ([average(variant_lines)] if len(variant_lines) == len(datasets) > 1 else []) + variant_lines
         rows += [SheetRow((line.dataset, variant.name), entries(line, chosen)) for line in shown]
     order = {name: place for place, name in enumerate(["Average", *datasets])}
     rows.sort(key=lambda row: order[row.labels[0]])  # stable: variants keep their order

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dear.data.images import FileImages, ImageSet
+from dear.data.images import FileImages, ImageSet, require_one_label
 from dear.data.open import open_data
 from dear.data.shots import few_shot, read_draw
 from dear.errors import RunError
@@ -64,7 +64,7 @@ class Cell(Strict, frozen=True, eq=False, dict=True):
 
     @property
     def dataset(self) -> str:
-        """The dataset trained on, as it was asked for."""
+        """The dataset trained on, as the caller named it."""
         return self.spec.data or self.spec.dataset
 
     @property
@@ -86,7 +86,7 @@ class Cell(Strict, frozen=True, eq=False, dict=True):
         return f"{readable[:120]}-{self.key}"
 
     def _extra(self) -> list[str]:
-        """The held-out domain, so that its cells can be told apart by name."""
+        """The held-out domain, which distinguishes its cells by name."""
         return [str(self.setting["held_out"])] if "held_out" in self.setting else []
 
     @property
@@ -149,7 +149,9 @@ class Data:
     def open(self, split: str, dataset: str | None = None) -> ImageSet:
         """A split of the cell's dataset, or of another one, which has its own template."""
         template = self.template if dataset in (None, self.dataset) else None
-        return open_data(dataset or self.dataset, split, root=self.root, template=template)
+        images = open_data(dataset or self.dataset, split, root=self.root, template=template)
+        require_one_label(images, "a benchmark protocol")
+        return images
 
 
 @dataclass(frozen=True)

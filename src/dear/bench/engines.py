@@ -141,7 +141,7 @@ class OnRay:
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes of our own that end with this block, whatever they are doing."""
+    """Worker processes that end with this block, whatever they are doing."""
     before = set(mp.active_children())
     spawn = mp.get_context("spawn")  # forks may hang
     pool = ProcessPoolExecutor(workers, spawn, initializer=exit_with_parent)

@@ -49,8 +49,8 @@ def write_protocol(
     results = stored_in(grid, cells)
     if not results:
         raise RunError(f"{grid.folder}: no cell has a result yet, so there is nothing to tabulate")
-    found = find_protocol(protocol)
-    sheet = found.table(found.gather(results))
+    chosen = find_protocol(protocol)
+    sheet = chosen.table(chosen.gather(results))
     lead = f"{len(results)} cells; every result can be traced to a file in cells/."
     words = {"title": f"Results: {sheet.title.lower()}", "lead": lead, "failed": failed or {}}
     return _write(grid, protocol, [sheet], figures_of(results), results, command, words)
@@ -120,9 +120,9 @@ def page_table(sheet: Sheet) -> Table:
 def fusion_weights(results: Sequence[tuple[Cell, Result]]) -> dict[str, dict[str, float]]:
     """Mean over seeds of learned fusion weights, by dataset; empty where no method has any.
 
-    Configurations of a method, which may have other weights by name, are rows of their own.
+    Configurations of a method, which may have other weights by name, are separate rows.
     """
-    found: dict[str, dict[str, list[float]]] = {}
+    weights_of: dict[str, dict[str, list[float]]] = {}
     shown, names = shown_names(cell.dataset for cell, _ in results), variant_names([c for c, _ in results])
     weighed = [(cell, result.get("facts", {}).get("fusion_weights")) for cell, result in results]
     with_weights = [(cell, weights) for cell, weights in weighed if weights]
@@ -130,9 +130,10 @@ def fusion_weights(results: Sequence[tuple[Cell, Result]]) -> dict[str, dict[str
     for cell, weights in with_weights:
         title = shown[cell.dataset] + (f", {names[cell.key]}" if several else "")
         for token, weight in weights.items():
-            found.setdefault(title, {}).setdefault(token, []).append(weight)
+            weights_of.setdefault(title, {}).setdefault(token, []).append(weight)
     return {
-        title: {token: fmean(values) for token, values in tokens.items()} for title, tokens in found.items()
+        title: {token: fmean(values) for token, values in tokens.items()}
+        for title, tokens in weights_of.items()
     }
 
 

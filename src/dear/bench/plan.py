@@ -56,13 +56,13 @@ class Request:
     templates: Mapping[str, str] = field(default_factory=dict)  #: by dataset, where it is not its own
     data_root: str | None = None  #: where benchmark datasets are kept
     draws: str | None = None  #: folder of imported few-shot draws; None: they are drawn
-    #: the rest of every training, as `dear adapt` has it; probabilities are not asked for
+    #: the rest of every training, as in `dear adapt`, without calibration
     training: Spec = field(default_factory=lambda: Spec(calibrate=False))
 
     def options_of(self, method: str) -> Mapping[str, Any]:
         """Options for a method; upper and lower case are the same."""
-        found = {name.lower(): values for name, values in self.options.items()}
-        return found.get(method.lower(), {})
+        options = {name.lower(): values for name, values in self.options.items()}
+        return options.get(method.lower(), {})
 
     def check(self, methods: Sequence[str]) -> None:
         """Refuse options and templates that would have no effect."""
@@ -70,13 +70,13 @@ class Request:
         for name in self.options:
             if name.lower() not in planned:
                 raise UsageError(
-                    f"options are given for the method {name!r}, which is not planned; planned: "
+                    f"options must be for planned methods, got {name!r}; planned: "
                     f"{', '.join(sorted(planned))}"
                 )
         for dataset, template in self.templates.items():
             if dataset not in self.datasets:
                 raise UsageError(
-                    f"a template is given for the dataset {dataset!r}, which is not planned; planned: "
+                    f"templates must be for planned datasets, got {dataset!r}; planned: "
                     f"{', '.join(self.datasets) or 'none'}"
                 )
             check_template(template)
@@ -86,13 +86,13 @@ class Request:
 
 def plan(protocol: str, request: Request) -> list[Cell]:
     """The cells of a protocol, in the order in which tables show them."""
-    found = find_protocol(protocol)
+    chosen = find_protocol(protocol)
     if not request.methods or not request.seeds:
         raise UsageError("name at least one method and one seed")
     request.check(request.methods)
-    shots = found.shots if request.shots is None else tuple(request.shots)
+    shots = chosen.shots if request.shots is None else tuple(request.shots)
     methods = [_method(name) for name in request.methods]
-    return _Planner(found, request).cells(methods, shots)
+    return _Planner(chosen, request).cells(methods, shots)
 
 
 def plan_study(study: Study, request: Request) -> list[tuple[Variant, list[Cell]]]:
@@ -100,13 +100,13 @@ def plan_study(study: Study, request: Request) -> list[tuple[Variant, list[Cell]
 
     They are cells of the base-to-novel protocol, so what two studies share is computed once.
     """
-    found = find_protocol(study.protocol)
+    chosen = find_protocol(study.protocol)
     request.check([study.method])
     kind = find_method(study.method)
-    shots = found.shots if request.shots is None else tuple(request.shots)
+    shots = chosen.shots if request.shots is None else tuple(request.shots)
     if len(shots) > 1:
         raise UsageError(f"a study compares its variants at one number of shots; got {len(shots)}")
-    planner = _Planner(found, request)
+    planner = _Planner(chosen, request)
     return [(variant, planner.cells([(kind, variant)], shots)) for variant in study.variants]
 
 
@@ -217,8 +217,8 @@ class _Planner:
         key = digest(asdict(replace(data, seed=data.seed if self.protocol.tests_by_seed else 0)))
         if key not in self._tested:
             try:
-                found = [data_digest(images) for images in self.protocol.testing(data)]
-                self._tested[key] = digest(found)[:16]
+                digests = [data_digest(images) for images in self.protocol.testing(data)]
+                self._tested[key] = digest(digests)[:16]
             except DearError:
                 self._tested[key] = ""
         return self._tested[key]

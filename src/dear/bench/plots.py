@@ -52,9 +52,9 @@ def _spreads(there: Sequence[tuple[object, Figure]]) -> list[float | None]:
 def bars(lines: Sequence[Line], column: str) -> go.Figure:
     """One group of bars per dataset, one bar per method; `column` is a key of HEADINGS."""
     figure = go.Figure()
-    for number, (name, own) in enumerate(_series(lines).items()):
-        found = [(line.dataset, line.figure(column)) for line in own]
-        there = [(dataset, value) for dataset, value in found if value is not None]
+    for number, (name, rows) in enumerate(_series(lines).items()):
+        figures = [(line.dataset, line.figure(column)) for line in rows]
+        there = [(dataset, value) for dataset, value in figures if value is not None]
         color, pattern = PALETTE[number % len(PALETTE)], PATTERNS[number // len(PALETTE) % len(PATTERNS)]
         figure.add_bar(
             name=name,
@@ -91,8 +91,8 @@ def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
         )
     places = {name: i for i, name in enumerate(dict.fromkeys(line.dataset for line in lines))}
     points: list[tuple[float, float]] = []
-    for number, (name, own) in enumerate(_series(lines).items()):
-        pairs = [(line, line.figure("base"), line.figure("novel")) for line in own]
+    for number, (name, rows) in enumerate(_series(lines).items()):
+        pairs = [(line, line.figure("base"), line.figure("novel")) for line in rows]
         there = [
             (line, b.mean * 100, n.mean * 100) for line, b, n in pairs if b is not None and n is not None
         ]
@@ -130,9 +130,9 @@ def shot_curves(lines: Sequence[Line]) -> go.Figure:
         tall, wide, subplot_titles=[short_name(name) for name in datasets], horizontal_spacing=0.07
     )
     shots = sorted({line.shots for line in lines})
-    for number, (name, own) in enumerate(_series(lines).items()):
+    for number, (name, rows) in enumerate(_series(lines).items()):
         for place, dataset in enumerate(datasets):
-            at = sorted((line.shots, line.figure("accuracy")) for line in own if line.dataset == dataset)
+            at = sorted((line.shots, line.figure("accuracy")) for line in rows if line.dataset == dataset)
             there = [(count, value) for count, value in at if value is not None]
             figure.add_scatter(
                 name=name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -17,9 +17,9 @@ class Number:
     """One printed number, in percent."""
 
     value: float  #: what to compare with: the printed number, or the corrected one where it is a slip
-    printed: float  #: as it stands in the paper
+    printed: float  #: as printed in the paper
     note: str = ""  #: why the two differ; empty where they do not
-    std: float | None = None  #: standard deviation over seeds where the paper gives one
+    std: float | None = None  #: standard deviation over seeds, if the paper reports one
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,18 @@ class PublishedRow:
     #: number of each (dataset, column); the dataset "Average" is the mean row
     cells: Mapping[tuple[str, str], Number]
     mode: str = ""  #: the way to predict that the paper names for this row, or ""
+    unlabeled: bool = False  #: whether the method also learns from unlabeled images of new classes
+    source: str = ""  #: where others published this rerun of the authors' code; "" for the authors' figures
 
     @property
     def title(self) -> str:
-        """The name with the venue."""
-        return f"{self.label} ({self.venue})" if self.venue else self.label
+        """The name with the venue, and what sets the row apart from the others."""
+        title = f"{self.label} ({self.venue})" if self.venue else self.label
+        title += ", rerun by others" if self.source else ""
+        return title + (", unlabeled images of new classes" if self.unlabeled else "")
 
     def number(self, dataset: str, column: str) -> Number | None:
-        """The number of a dataset and column, or None where the paper gives none."""
+        """The number of a dataset and column, or None if the paper reports none."""
         return self.cells.get((dataset, column))
 
 
@@ -54,6 +58,7 @@ class PublishedTable:
     study: str | None
     columns: tuple[str, ...]
     rows: tuple[PublishedRow, ...]
+    reruns: tuple[PublishedRow, ...] = ()  #: of rows, by their labels
 
     def row(self, label: str) -> PublishedRow:
         """The row with that label in the paper."""
@@ -61,6 +66,10 @@ class PublishedTable:
             if row.label == label:
                 return row
         raise UsageError(f"table {self.name} has no row {label!r}; it has {[row.label for row in self.rows]}")
+
+    def reruns_of(self, label: str) -> tuple[PublishedRow, ...]:
+        """What others measured for the method of a row with the authors' code."""
+        return tuple(row for row in self.reruns if row.label == label)
 
 
 @cache
@@ -109,10 +118,30 @@ def table(name: str) -> PublishedTable:
                     else Number(slip["corrected"], value, slip["note"], std)
                 )
         names = (entry["label"], entry.get("method"), entry.get("variant"), entry.get("venue", ""))
-        rows.append(PublishedRow(*names, cells, entry.get("mode", "")))
+        rows.append(PublishedRow(*names, cells, entry.get("mode", ""), entry.get("unlabeled", False)))
     return PublishedTable(
-        name, raw["title"], raw["protocol"], raw.get("study"), tuple(raw["columns"]), tuple(rows)
+        name,
+        raw["title"],
+        raw["protocol"],
+        raw.get("study"),
+        tuple(raw["columns"]),
+        tuple(rows),
+        _reruns(name, raw["columns"]),
     )
+
+
+def _reruns(table: str, columns: Sequence[str]) -> tuple[PublishedRow, ...]:
+    """What others measured with the authors' code, as rows of a table."""
+    rows = []
+    for entry in _document()["reruns"]:
+        if entry["table"] == table:
+            cells = {
+                (dataset, column): Number(value, value)
+                for dataset, values in entry["values"].items()
+                for column, value in zip(columns, values, strict=True)
+            }
+            rows.append(PublishedRow(entry["label"], None, None, "", cells, source=entry["source"]))
+    return tuple(rows)
 
 
 def tables() -> tuple[PublishedTable, ...]:
@@ -122,9 +151,9 @@ def tables() -> tuple[PublishedTable, ...]:
 
 def for_protocol(protocol: str) -> PublishedTable | None:
     """The main table of a protocol (not of an ablation), or None where the paper has none."""
-    return next((found for found in tables() if found.protocol == protocol and found.study is None), None)
+    return next((table for table in tables() if table.protocol == protocol and table.study is None), None)
 
 
 def for_study(study: str) -> PublishedTable | None:
     """The published table of an ablation study, or None where the paper has none."""
-    return next((found for found in tables() if found.study == study), None)
+    return next((table for table in tables() if table.study == study), None)

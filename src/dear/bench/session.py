@@ -55,7 +55,7 @@ class Session:
             )
         template = cell.setting.get("template")
         self.data = Data(cell.dataset, cell.setting, cell.seed, template, environment.data_root)
-        self.record: dict[str, Any] = {}  #: what is to be known of the cell beside its accuracies
+        self.record: dict[str, Any] = {}  #: facts about the cell in addition to its accuracies
         self.seconds = {"train": 0.0, "evaluate": 0.0}
 
     def open(self, split: str, dataset: str | None = None) -> ImageSet:
@@ -89,10 +89,10 @@ class Session:
             raise RoleError(
                 f"{self.clip.name} needs a role map: compute one with discover_roles", hint="roles"
             )
-        found = derive_roles(start, self.cell.roles) if self.cell.roles else start
-        if roles_digest(found) != wanted:
+        roles = derive_roles(start, self.cell.roles) if self.cell.roles else start
+        if roles_digest(roles) != wanted:
             raise RoleError("the role map was changed after the cell was planned; start the grid again")
-        return found
+        return roles
 
     def fit(self, pool: Pool, keep: bool = False) -> Model:
         """Train the cell's method on images of `pool`; its size and time are recorded.
@@ -170,11 +170,11 @@ class Session:
                 return None
             method = method.with_classes(images.classes, images.template)
         precision = str(self.cell.spec.recipe.get("precision", "auto"))
-        found = Model(method, model.calibration, precision=precision).evaluate(images)
+        evaluation = Model(method, model.calibration, precision=precision).evaluate(images)
         self.seconds["evaluate"] += time.perf_counter() - began
         tested = self.record.setdefault("tested", {})
         tested[images.name] = tested.get(images.name, 0) + len(images)
-        return found
+        return evaluation
 
     def finish(self, modes: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
         """The whole result: accuracies by mode, then what was recorded, times and versions."""

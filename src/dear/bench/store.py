@@ -43,7 +43,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What every result holds; protocols and later versions add columns and names of their own."""
+    """Fields of every result; protocols and later versions add columns and names."""
 
     #: mode -> column -> a fraction of 1, or null where nothing could be measured
     modes: Annotated[dict[Name, dict[Name, Share | None]], Meta(min_length=1)]
@@ -81,9 +81,9 @@ def _check_columns(cell: Cell, result: Result, source: str) -> None:
     protocol = PROTOCOLS[cell.protocol]
     check(dict(cell.setting), protocol.setting, source, f"setting of {protocol.name}", error=RunError)
     allowed = protocol.columns(cell)
-    found = {column for row in result.modes.values() for column in row}
-    if allowed is not None and not found <= allowed:
-        raise RunError(f"{source}: {sorted(found - allowed)[0]!r} is no column of {protocol.name}")
+    columns = {column for row in result.modes.values() for column in row}
+    if allowed is not None and not columns <= allowed:
+        raise RunError(f"{source}: {sorted(columns - allowed)[0]!r} is no column of {protocol.name}")
 
 
 Report = Callable[[Outcome], None]  #: called when a cell is done or has failed
@@ -127,11 +127,11 @@ class Grid:
             return None
         stored, result = read_cell(path)
         if stored.key != cell.key:
-            raise RunError(f"{path}: holds another configuration than its name says")
+            raise RunError(f"{path}: contains another configuration than its name states")
         return result
 
     def store(self, outcome: Outcome) -> None:
-        """Write a cell's result, or its error, whole; the few-shot draw goes to a file of its own."""
+        """Write a cell's result, or its error, atomically; the few-shot draw goes to a separate file."""
         cell, error = outcome.cell, self.error_path(outcome.cell)
         if outcome.result is None:
             write_json(error, {"key": cell.key, "cell": cell.document(), "error": dict(outcome.error or {})})
@@ -180,11 +180,11 @@ class Grid:
         wanted = list(dict.fromkeys(cells))
         for cell in wanted:
             try:
-                found = self.read(cell)
+                result = self.read(cell)
             except DearError as error:
                 summary.notices.append(f"{error}; it is computed again")
-                found = None
-            if found is None:
+                result = None
+            if result is None:
                 missing.append(cell)
             else:
                 summary.cached.append(cell)

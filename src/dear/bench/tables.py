@@ -64,8 +64,8 @@ class Line:
 
     def figure(self, column: str) -> Figure | None:
         """Mean and spread of a column; None where it was not measured."""
-        found = self.seeds(column)
-        return figure(list(found.values())) if found else None
+        values = self.seeds(column)
+        return figure(list(values.values())) if values else None
 
 
 def gather(
@@ -81,7 +81,7 @@ def gather(
     shown = shown_names(
         [name for cell, _ in results for name in (cell.dataset, *cell.setting.get("targets", ()))]
     )
-    found: dict[tuple[str, str, str, int], dict[str, dict[int, float]]] = defaultdict(
+    values: dict[tuple[str, str, str, int], dict[str, dict[int, float]]] = defaultdict(
         lambda: defaultdict(dict)
     )
     for cell, result in results:
@@ -90,8 +90,8 @@ def gather(
                 if value is None:
                     continue
                 where, heading = column_of(cell, column, shown)
-                found[names[cell.key], mode, where, cell.shots][heading][cell.seed] = float(value)
-    return [Line(*key, values={c: dict(v) for c, v in columns.items()}) for key, columns in found.items()]
+                values[names[cell.key], mode, where, cell.shots][heading][cell.seed] = float(value)
+    return [Line(*key, values={c: dict(v) for c, v in columns.items()}) for key, columns in values.items()]
 
 
 def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
@@ -103,11 +103,11 @@ def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
     >>> sorted(variant_names([one, two]).values()), variant_names([one])[one.key]
     (['purify (gates=False)', 'purify (gates=True)'], 'purify')
     """
-    own: dict[str, list[Cell]] = defaultdict(list)
+    cells_of: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
-        own[cell.method].append(cell)
+        cells_of[cell.method].append(cell)
     names = {}
-    for method, group in own.items():
+    for method, group in cells_of.items():
         configured = [_configuration(cell) for cell in group]
         differing = _differing(configured)
         same_run: dict[Any, list[Configuration]] = defaultdict(list)
@@ -148,16 +148,18 @@ def preset_of(cell: Cell) -> str | None:
 def _configuration(cell: Cell) -> Configuration:
     """Everything that makes two cells of a method different experiments, by part and name."""
     parts = {"options": cell.spec.options, "recipe": cell.spec.recipe}
-    found: Configuration = {(part, name): v for part, values in parts.items() for name, v in values.items()}
-    found.pop(("recipe", "seed"), None)
-    found["backbone", "backbone"] = cell.spec.identity.removeprefix("sha256:")[:8]
+    configuration: Configuration = {
+        (part, name): v for part, values in parts.items() for name, v in values.items()
+    }
+    configuration.pop(("recipe", "seed"), None)
+    configuration["backbone", "backbone"] = cell.spec.identity.removeprefix("sha256:")[:8]
     if cell.spec.roles_digest is not None:
-        found["roles", "roles"] = f"{cell.roles} {cell.spec.roles_digest[:8]}".strip()
-    return found
+        configuration["roles", "roles"] = f"{cell.roles} {cell.spec.roles_digest[:8]}".strip()
+    return configuration
 
 
 def _drawn(cell: Cell) -> Configuration:
-    """What may differ between cells of one dataset, number of shots and seed beside the method."""
+    """What may differ between cells of one dataset, number of shots and seed, except for the method."""
     return {("setting", "template"): cell.spec.template, ("setting", "images"): cell.spec.data_digest[:8]}
 
 
@@ -231,7 +233,7 @@ class Sheet:
 
 
 def text(entry: Entry, plus_minus: str = " ± ") -> str:
-    """A number as it stands in a table, in percent with two decimals.
+    """A number as printed in a table, in percent with two decimals.
 
     >>> text(Figure(0.8594, 0.0021, 3)), text(None), text(0.5)
     ('85.94 ± 0.21', '–', '50.00')

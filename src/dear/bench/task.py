@@ -22,7 +22,7 @@ from dear.data.open import check_data, find_benchmark
 from dear.errors import Interrupted, UsageError
 from dear.methods import find_method
 from dear.runs.recipe import parse_recipe
-from dear.train.tensorboard import Board
+from dear.train.trackers import Tracker
 from dear.utils.files import PathLike
 from dear.utils.pairs import parse_pairs, split_names
 from dear.utils.progress import Progress, silent
@@ -95,7 +95,7 @@ def run(
     workers: int | None = None,
     threads: int = 1,
     gpus: float | None = None,
-    tensorboard: PathLike | None = None,
+    log: str | None = None,
     device: str = "auto",
     command: str = "",
     progress: Progress = silent,
@@ -127,7 +127,7 @@ def run(
         workers: processes of the local engine; None: 1.
         threads: CPU threads per cell; it decides how sums are rounded, so it is fixed.
         gpus: GPUs per cell on Ray.
-        tensorboard: folder for the results of the cells.
+        log: also log results to tensorboard:FOLDER, mlflow:FOLDER, wandb:PROJECT, or trackio:PROJECT.
         device: "auto", "cpu", "cuda", …
         command: shown on the page as the way to repeat the results.
         progress: called with (protocol, cells done, cells in all).
@@ -154,7 +154,7 @@ def run(
     )
     environment = replace(environment, adapters=str((Path(out) / "adapters").resolve()))
     cells = plan(protocol, request)
-    grid, summary = _compute(Path(out), cells, environment, cell_engine, protocol, tensorboard, progress)
+    grid, summary = _compute(Path(out), cells, environment, cell_engine, protocol, log, progress)
     failed = {cell.title: message for cell, message in summary.failed.items()}
     return Results(grid, summary, tuple(write_protocol(grid, protocol, cells, command, failed)))
 
@@ -187,7 +187,7 @@ def ablate(
     Args:
         study: names of studies, or "all".
         out: folder of the grid.
-        recipe: a preset that all variants start from instead of their own, values by name, or a list of both.
+        recipe: a preset for all variants instead of their own, values by name, or a list of both.
         backbone: see `run`, also for all other parameters.
         datasets: see `run`.
         seeds: see `run`.
@@ -353,7 +353,7 @@ def _compute(
     environment: Environment,
     engine: CellEngine,
     title: str,
-    tensorboard: PathLike | None,
+    log: str | None,
     progress: Progress,
 ) -> tuple[Grid, Summary]:
     """Compute the grid; failures and notices are logged as they come."""
@@ -361,7 +361,7 @@ def _compute(
     for name in dict.fromkeys(names):  # missing data is reported now, and once
         check_data(name, environment.data_root)
     grid = Grid(out)
-    board = None if tensorboard is None else Board(tensorboard)
+    tracker = None if log is None else Tracker(log)
     finished = 0
 
     def watch(outcome: Outcome | None, done: int, total: int) -> None:
@@ -370,9 +370,9 @@ def _compute(
         progress(title, done, total)
         if outcome is not None and outcome.error is not None:
             _log.warning("failed: %s: %s", outcome.cell.title, outcome.error["message"])
-        if board is not None and outcome is not None and outcome.result is not None:
+        if tracker is not None and outcome is not None and outcome.result is not None:
             cell = outcome.cell
-            board.result(cell.method, cell.dataset, cell.seed, outcome.result["modes"])
+            tracker.result(cell.method, cell.dataset, cell.seed, outcome.result["modes"])
 
     try:
         summary = grid.run(cells, environment, engine, watch)
@@ -381,8 +381,8 @@ def _compute(
         raise Interrupted(
             f"interrupted; {finished} of {count} cells are done, the same command computes the rest"
         ) from None
-    if board is not None:
-        board.close()
+    if tracker is not None:
+        tracker.close()
     for notice in summary.notices:
         _log.warning("notice: %s", notice)
     return grid, summary

@@ -8,8 +8,8 @@ Of copies of an image one is kept: copies are no neighbors of each other.
 
 from __future__ import annotations
 
-import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dear.data.folds import Places, equal_rows
 from dear.errors import RunError
+from dear.utils.digest import of_tensors
 from dear.utils.files import read_safetensors, require_finite, write_safetensors
 
 REFERENCE = "reference.safetensors"
@@ -38,12 +39,18 @@ class Reference:
     labels: Tensor
 
     @classmethod
-    def of(cls, features: Tensor, labels: Tensor, seed: int = 1, units: Places | None = None) -> Reference:
-        """Some images of each class, drawn at random where there are many.
+    def of(
+        cls,
+        features: Tensor,
+        labels: Tensor,
+        units: Places | None = None,
+        contents: Sequence[bytes] | None = None,
+    ) -> Reference:
+        """Some images of each class, drawn as in `drawn` where there are many.
 
         `units` [n]: copies of an image have the same; None: images with equal features are copies.
         """
-        rows = drawn(labels, equal_rows(features) if units is None else units, seed)
+        rows = drawn(labels, equal_rows(features) if units is None else units, contents)
         return cls(F.normalize(features[rows].float(), dim=-1).half().cpu(), labels[rows].long().cpu())
 
     @property
@@ -68,7 +75,7 @@ class Reference:
     @cached_property
     def digest(self) -> str:
         """Changes with the features."""
-        return hashlib.sha256(self.features.contiguous().numpy().tobytes()).hexdigest()
+        return of_tensors({"features": self.features}).hex()
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the run folder's file."""
@@ -93,18 +100,22 @@ class Reference:
         return cls(features.half(), labels.long())
 
 
-def drawn(labels: Tensor, units: Places | None = None, seed: int = 1) -> Tensor:
+def drawn(labels: Tensor, units: Places | None = None, contents: Sequence[bytes] | None = None) -> Tensor:
     """Places [k] of some images of each class, ascending: at most `PER_CLASS`, and `MOST` together.
 
-    Of the images of a unit one is drawn; `units` [n] is None where there are no copies.
+    Of the images of a unit one is drawn; `units` [n] is None where there are no copies. Which images are
+    drawn depends on hashes of their contents, not on their order; on the order where `contents` is None.
     """
     units = np.arange(len(labels)) if units is None else units
     limit = max(1, min(PER_CLASS, MOST // max(1, len(labels.unique()))))
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    if contents is None:
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1)).tolist()
+    else:
+        order = sorted(range(len(labels)), key=lambda place: contents[place])
     keep: list[int] = []
     counts: dict[int, int] = {}
     seen: set[int] = set()
-    for index in order.tolist():
+    for index in order:
         if int(units[index]) in seen:
             continue
         seen.add(int(units[index]))
@@ -126,19 +137,19 @@ def held_out_nearness(features: Tensor, kept: Tensor, rows: Tensor, units: Place
     return _nearness(features[rows], F.normalize(features[kept].float(), dim=-1), place[number[rows]])
 
 
-def _nearness(features: Tensor, others: Tensor, own: Tensor | None = None) -> Tensor:
+def _nearness(features: Tensor, others: Tensor, self_places: Tensor | None = None) -> Tensor:
     """Mean cosine [b] of features [b, E] with the nearest of unit features [n, E].
 
     `own` [b] says which of these an image is itself, and thus not compared with; -1: none.
     """
-    count = max(1, min(NEIGHBORS, len(others) - (own is not None)))
+    count = max(1, min(NEIGHBORS, len(others) - (self_places is not None)))
     others = others.to(features.device)
-    found = []
+    blocks = []
     for start in range(0, len(features), _ROWS_AT_ONCE):
         cosines = F.normalize(features[start : start + _ROWS_AT_ONCE].float(), dim=-1) @ others.T
-        if own is not None:
-            places = own[start : start + len(cosines)]
+        if self_places is not None:
+            places = self_places[start : start + len(cosines)]
             rows = (places >= 0).nonzero()[:, 0]
             cosines[rows, places[rows]] = -2.0
-        found.append(cosines.topk(count, dim=-1).values.mean(dim=-1))
-    return torch.cat([features.new_empty(0, dtype=torch.float32), *found])
+        blocks.append(cosines.topk(count, dim=-1).values.mean(dim=-1))
+    return torch.cat([features.new_empty(0, dtype=torch.float32), *blocks])

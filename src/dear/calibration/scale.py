@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from dear.calibration.reference import Reference
-from dear.calibration.scales import Calibration, Threshold, apply_scales, class_scales, threshold
+from dear.calibration.scales import (
+    Calibration,
+    Threshold,
+    apply_scales,
+    class_scales,
+    set_scales,
+    threshold,
+)
 from dear.errors import UsageError
 
 
@@ -20,11 +28,43 @@ class Scale:
     reference: Reference | None  #: features of the training images
     classes: Sequence[str]
     trained: Sequence[bool]  #: whether each class was trained
+    trained_classes: Sequence[str] = ()  #: in the order of the calibration, for several labels
+    several: bool = False  #: images have several labels: probabilities are sigmoids, not a softmax
 
     def factors(self, mode: str) -> Tensor | None:
         """What `calibrated` does with each class's logits (`class_scales`), [2, C]; None: nothing."""
-        own = None if self.calibration is None else self.calibration.modes.get(mode)
-        return None if own is None else class_scales(own, self.trained)
+        fitted = None if self.calibration is None else self.calibration.modes.get(mode)
+        if fitted is None:
+            return None
+        return set_scales(fitted, self._places) if self.several else class_scales(fitted, self.trained)
+
+    @property
+    def _places(self) -> list[int | None]:
+        """Place of each class among the trained ones; None: it is new."""
+        known = {name: place for place, name in enumerate(self.trained_classes)}
+        return [known.get(name) for name in self.classes]
+
+    def probabilities(self, scaled: Tensor) -> Tensor:
+        """Probabilities [b, C] of calibrated logits [b, C]."""
+        return scaled.sigmoid() if self.several else scaled.softmax(dim=-1)
+
+    def limits(self, mode: str) -> Tensor:
+        """With several labels: the probability [C] from which an image has each label.
+
+        A new class has the median of the trained ones.
+
+        Raises:
+            UsageError: there is no calibration.
+        """
+        fitted = None if self.calibration is None else self.calibration.modes.get(mode)
+        if fitted is None:
+            raise UsageError(
+                "several labels: this run has no calibration, so it does not know from which probability an "
+                "image has a label; train it with calibration, on at least 10 images",
+                hint="calibrate",
+            )
+        values = torch.tensor(fitted.thresholds)
+        return torch.stack([values.median() if place is None else values[place] for place in self._places])
 
     def calibrated(self, logits: Tensor, mode: str) -> Tensor:
         """Logits [b, C] of a mode on the scale where their softmax is the probability of being right.
@@ -74,6 +114,10 @@ class Scale:
                 "this run has no calibration, so it cannot say when an image is none of its classes; train "
                 "it with calibration, on at least 10 images of classes that have two or more",
                 hint="calibrate",
+            )
+        if self.several:
+            raise UsageError(
+                "reject: a run with several labels answers an image of no class with an empty set already"
             )
         if not any(self.trained):
             raise UsageError(

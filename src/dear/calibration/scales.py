@@ -23,7 +23,6 @@ them; it knows no files.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -31,7 +30,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from dear.errors import UsageError
+from dear.calibration.rank import threshold_rank
 from dear.utils.text import Strict, Whole
 
 _ENDS = ((1 - 0.95) / 2, (1 + 0.95) / 2)  # quantiles of a 95% interval
@@ -54,6 +53,9 @@ class ModeCalibration(Strict, frozen=True):
     #: expected calibration error of the held-out images under CLIP's own temperature
     ece_before: Share | None = None
     ece_after: Share | None = None  #: the same with `temperature`
+    #: with several labels, by trained class: added to the scaled logit, whose sigmoid is a probability
+    biases: tuple[Finite, ...] = ()
+    thresholds: tuple[Share, ...] = ()  #: the probability from which an image has the label
 
 
 class Calibration(Strict, frozen=True):
@@ -69,9 +71,9 @@ class Calibration(Strict, frozen=True):
     modes: dict[str, ModeCalibration] = {}  # noqa: RUF012 - msgspec copies it
 
     def __post_init__(self) -> None:
-        for mode, own in self.modes.items():
-            if self.nearness and len(own.logits) != len(self.nearness):
-                raise ValueError(f"{mode}: {len(own.logits)} logits for {len(self.nearness)} images")
+        for mode, fitted in self.modes.items():
+            if self.nearness and len(fitted.logits) != len(self.nearness):
+                raise ValueError(f"{mode}: {len(fitted.logits)} logits for {len(self.nearness)} images")
 
     def score(self, mode: str, largest: Tensor, nearness: Tensor | None = None) -> Tensor:
         """The score [b] that a threshold for "none of these" is compared with, in a mode.
@@ -108,14 +110,9 @@ class Threshold(Strict, frozen=True):
         """
         from scipy.stats import betabinom
 
-        k = _rank(self.share, self.images)
+        k = threshold_rank(self.share, self.images)
         ends = betabinom.ppf(_ENDS, images, k, self.images + 1 - k)
         return float(ends[0] / images), float(ends[1] / images)
-
-
-def _rank(share: float, n: int) -> int:
-    """The k of the k-th smallest of n scores that is the threshold."""
-    return max(1, math.floor(share * (n + 1) + 1e-9))
 
 
 def threshold(scores: Sequence[float], share: float = 0.05) -> Threshold:
@@ -124,8 +121,8 @@ def threshold(scores: Sequence[float], share: float = 0.05) -> Threshold:
     With the k-th smallest of n scores as the threshold, the true share of refused images has a Beta(k,
     n + 1 - k) distribution if new images score as the held-out ones did; k is the largest number with mean
     k / (n + 1) <= share, but at least 1. The interval holds the middle 95% of that distribution. Held-out
-    images were scored by methods that learned from fewer images: over many draws of training images 92 to 98%
-    of the shares lie in it (docs/answers.md).
+    images were scored by methods that learned from fewer images: over many draws of training images 91 to 97%
+    of the shares lie in it and 0.7% above it (docs/answers.md).
 
     >>> limit = threshold([0.1, 0.4, 0.5, 0.6] * 25)
     >>> limit.value, limit.images, round(limit.low, 3), round(limit.high, 3)
@@ -133,13 +130,9 @@ def threshold(scores: Sequence[float], share: float = 0.05) -> Threshold:
     """
     from scipy.stats import beta
 
-    if not 0 < share <= 0.5:
-        raise UsageError(f"reject must be a share of known images above 0 and at most 0.5, got {share}")
     ordered = sorted(scores)
     n = len(ordered)
-    if n == 0:
-        raise UsageError("the calibration holds no scores, so no threshold can be read from it")
-    k = _rank(share, n)
+    k = threshold_rank(share, n)
     low, high = (float(beta.ppf(q, k, n + 1 - k)) for q in _ENDS)
     return Threshold(value=ordered[k - 1], share=share, low=low, high=high, images=n)
 
@@ -164,18 +157,29 @@ def combined(logit: Tensor, nearness: Tensor | None) -> Tensor:
     return logit if nearness is None else logit - (-nearness).clamp(min=0).square()
 
 
-def class_scales(own: ModeCalibration, trained: Sequence[bool]) -> Tensor:
+def class_scales(fitted: ModeCalibration, trained: Sequence[bool]) -> Tensor:
     """For `apply_scales`: factors of the logit and of the mean logit of each class, [2, C].
 
     The new temperature counts in lists of new classes alone.
     """
-    usual = torch.full((len(trained),), 1 / own.temperature)
+    usual = torch.full((len(trained),), 1 / fitted.temperature)
     if any(trained):
         return torch.stack([usual, torch.zeros_like(usual)])
-    new = torch.full_like(usual, 1 / own.new_temperature)
+    new = torch.full_like(usual, 1 / fitted.new_temperature)
     return torch.stack([new, usual - new])
 
 
 def apply_scales(logits: Tensor, scales: Tensor) -> Tensor:
-    """Logits [B, C] on the common scale of `class_scales` [2, C]."""
-    return logits * scales[0] + logits.mean(dim=-1, keepdim=True) * scales[1]
+    """Logits [B, C] on the common scale of `class_scales` [2, C], or of `set_scales` [3, C]."""
+    scaled = logits * scales[0] + logits.mean(dim=-1, keepdim=True) * scales[1]
+    return scaled if len(scales) == 2 else scaled + scales[2]
+
+
+def set_scales(fitted: ModeCalibration, places: Sequence[int | None]) -> Tensor:
+    """The same for several labels, [3, C]: factors of the logit and of the mean logit (0), and what is added.
+
+    `places` [C] are those of the classes among the trained ones; a new class (None) has the mean of these.
+    """
+    biases = torch.tensor([*fitted.biases, sum(fitted.biases) / len(fitted.biases)])
+    added = biases[[len(fitted.biases) if place is None else place for place in places]]
+    return torch.stack([torch.full_like(added, 1 / fitted.temperature), torch.zeros_like(added), added])

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from typer import Option
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 HIDDEN = "Hidden"  #: panel of commands that `dear --help` does not list
 #: Panels of `dear --help`, in order: command -> module of `dear.cli`.
@@ -39,6 +39,18 @@ PANELS: dict[str, dict[str, str]] = {
         "bundle": "share",
     },
     HIDDEN: {"speed": "speed", "mini": "pretrain", "pretrain": "pretrain", "cache": "cache"},
+}
+#: Panels of `dear COMMAND --help`, in addition to "Options": names of parameters.
+OPTION_PANELS: dict[str, tuple[str, ...]] = {
+    "Classes and texts": ("classes", "classes_file", "template", "texts", "tree", "ensemble", "extend"),
+    "Training": ("options", "recipe", "epochs", "balance", "calibrate", "check", "resume", "log"),
+    "Unlabeled images": ("unlabeled", "unlabeled_weight"),
+    "Heads and concepts": ("roles", "allow_other_roles", "without", "way", "examples", "focus"),
+    "Access": ("host", "port", "keys", "rate", "open_metrics", "tls_certificate", "tls_key"),
+    "Batches and memory": ("wait_ms", "adapters", "queue", "precision", "reduced_jpeg", "drain_seconds"),
+    "Processes and clusters": ("engine", "address", "workers", "gpus", "replicas", "route", "ray_address"),
+    "Reading data": ("data_root", "margin", "split", "unreadable"),
+    "Machine and output": ("device", "threads", "as_json"),
 }
 COMMANDS = {command: module for commands in PANELS.values() for command, module in commands.items()}
 
@@ -95,7 +107,7 @@ def build_app(only: str | None = None, summary: bool = False) -> typer.Typer:
                 app.add_typer(module.group, name=command, **look)
             else:
                 function = getattr(module, command)
-                app.command(command, **look)(_without_options(function) if summary else function)
+                app.command(command, cls=Command, **look)(_without_options(function) if summary else function)
     return app
 
 
@@ -107,6 +119,20 @@ def _without_options(function: Callable[..., None]) -> Callable[[], None]:
 
     command.__doc__ = function.__doc__
     return command
+
+
+class Command(TyperCommand):
+    """A command whose help shows many options in panels."""
+
+    MOST_WITHOUT_PANELS = 12
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        options = [param for param in self.params if isinstance(param, TyperOption)]
+        if len(options) > self.MOST_WITHOUT_PANELS:
+            panels = {name: panel for panel, names in OPTION_PANELS.items() for name in names}
+            for option in options:
+                option.rich_help_panel = option.rich_help_panel or panels.get(option.name or "")
 
 
 class Commands(TyperGroup):

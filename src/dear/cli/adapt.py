@@ -6,17 +6,25 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Context, Option
 
 from dear.cli import options as opt
 from dear.cli.printing import print_json, say, stages
+from dear.errors import UsageError
 from dear.utils.text import duration
 
 if TYPE_CHECKING:
     from dear.runs.model import Model
 
+#: options that `--extend` takes as well
+EXTEND_OPTIONS = {
+    *("data", "out", "extend", "texts", "unreadable", "backbone", "data_root", "margin"),
+    *("device", "threads", "as_json"),
+}
+
 
 def adapt(
+    context: Context,
     data: opt.Data,
     out: opt.RunOut,
     method: Annotated[str, Option("--method", "-m", help="Method to train (see `dear methods`).")] = "dear",
@@ -72,10 +80,24 @@ def adapt(
         Option(help="Fit probabilities and the threshold of --reject by cross-validation after training."),
     ] = True,
     data_root: opt.DataRoot = None,
+    margin: opt.Margin = 0.0,
     template: opt.Template = None,
+    texts: opt.Texts = None,
+    tree: Annotated[
+        str | None,
+        Option(help='Tree of the classes, JSON: {"cat": ["siamese"]} or {"siamese": "cat"}; see predict.'),
+    ] = None,
+    extend: Annotated[
+        Path | None,
+        Option(
+            help="Add the classes of --data to this run from a few photos, without training (methods with "
+            "open classes). With it: --texts, --unreadable, --backbone, --data-root, --box-margin, --device.",
+            **opt.AS_RUN,
+        ),
+    ] = None,
     resume: Annotated[bool, Option("--resume", help="Continue an interrupted run in --out.")] = False,
     check: Annotated[bool, Option(help="Measure accuracy on held-out images at the end.")] = True,
-    tensorboard: opt.TensorBoard = None,
+    log: opt.Log = None,
     device: opt.Device = "auto",
     threads: opt.Threads = None,
     as_json: opt.Json = False,
@@ -95,12 +117,31 @@ def adapt(
 
     `dear adapt --data photos/ --unlabeled pool/ --out run`
 
+    `dear adapt --data photos/ --texts texts.json --out run`
+
     `dear adapt --data photos/ --out run --without location`
 
     `dear adapt --data photos/ --out run --method linear-probe --focus auto`
 
+    `dear adapt --extend run --data new/zebra --out run-with-zebra`
+
     `dear adapt --data photos/ --out run --recipe lr=1e-4 --recipe precision=float32`
     """
+    if extend is not None:
+        sources = {param: context.get_parameter_source(param.name or "") for param in context.command.params}
+        named = [param for param, source in sources.items() if source and source.name == "COMMANDLINE"]
+        other = next((param for param in named if param.name not in EXTEND_OPTIONS), None)
+        if other is not None:
+            raise UsageError(
+                f"{other.opts[0]} has no effect with --extend, which trains nothing; leave it out"
+            )
+        moved = backbone if any(param.name == "backbone" for param in named) else None
+        _extend(
+            extend, data, out, as_json,
+            texts=texts, unreadable=unreadable, backbone=moved, data_root=data_root, margin=margin,
+            device=opt.device_named(device),
+        )  # fmt: skip
+        return
     from dear.tasks.adapt import HELD_OUT
     from dear.tasks.adapt import adapt as train
 
@@ -128,10 +169,13 @@ def adapt(
             focus=focus,
             calibrate=calibrate,
             data_root=data_root,
+            margin=margin,
             template=template,
+            texts=texts,
+            tree=tree,
             resume=resume,
             check=check,
-            tensorboard=tensorboard,
+            log=log,
             device=opt.device_named(device),
             progress=progress,
         )
@@ -143,8 +187,21 @@ def adapt(
     labels = model.metrics.get("labels")
     if labels and labels["look_wrong"]:
         source, weights = shlex.quote(data), shlex.quote(backbone)
-        say(f"labels: dear data check {source} --backbone {weights} --out labels.html")
+        say(f"labels: dear label start {source} --data {source} --backbone {weights} --out labels.csv")
     say(f"next: dear evaluate {shlex.quote(str(out))} --data {shlex.quote(data)}")
+
+
+def _extend(run: Path, data: str, out: Path, as_json: bool, **settings: Any) -> None:
+    """Add classes to a run."""
+    from dear.tasks.extend import extend
+
+    model = extend(run, data, out, **settings)
+    added = {} if model.spec is None else model.spec.extended
+    if as_json:
+        print_json({"run": str(out), "classes": len(model.classes), "extended": added})
+        return
+    listed = ", ".join(f"{name} ({count} images)" for name, count in added.items())
+    say(f"{out}: {len(model.classes)} classes, added without training: {listed}")
 
 
 def _print(model: Model, out: Path, accuracy: dict[str, Any] | None) -> None:
@@ -164,7 +221,8 @@ def _print(model: Model, out: Path, accuracy: dict[str, Any] | None) -> None:
     if accuracy["images"] < accuracy["available"]:
         images += f" (a sample of {accuracy['available']:,}; dear evaluate uses all)"
     before, after = accuracy["zero_shot"], accuracy["accuracy"][usual]
-    say(f"accuracy on {images}: {before:.1%} before, {after:.1%} after{mode}{others}")
+    measure = accuracy.get("measure", "accuracy")
+    say(f"{measure} on {images}: {before:.1%} before, {after:.1%} after{mode}{others}")
 
 
 def _plain(model: Model, out: Path, accuracy: dict[str, Any] | None) -> dict[str, Any]:

@@ -205,10 +205,10 @@ def _print_repair(done: Repaired) -> None:
         say(f"notice: {notice}")
     if done.comparison is None:
         return
-    found, mean = done.comparison, done.comparison.random_mean
-    for key in found.untouched:
+    compared, mean = done.comparison, done.comparison.random_mean
+    for key in compared.untouched:
         random = f"; random removals {mean[key]:.1%}" if key in mean else ""
         words = key.replace("_", " ")
-        echo(f"{words}: {found.untouched[key]:.1%} -> {found.repaired[key]:.1%}{random}")
-    echo(f"answers changed: {found.changed:.1%}")
-    echo(found.verdict)
+        echo(f"{words}: {compared.untouched[key]:.1%} -> {compared.repaired[key]:.1%}{random}")
+    echo(f"answers changed: {compared.changed:.1%}")
+    echo(compared.verdict)

@@ -77,7 +77,7 @@ def bench(
     workers: Workers = None,
     threads: Threads = 1,
     gpus: Gpus = None,
-    tensorboard: opt.TensorBoard = None,
+    log: opt.Log = None,
     device: opt.Device = "auto",
     as_json: opt.Json = False,
 ) -> None:
@@ -118,7 +118,7 @@ def bench(
             workers=workers,
             threads=threads,
             gpus=gpus,
-            tensorboard=tensorboard,
+            log=log,
             device=opt.device_named(device),
             command=_command(),
             progress=progress,

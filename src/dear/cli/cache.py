@@ -31,14 +31,14 @@ def cache(context: typer.Context, as_json: Json = False) -> None:
     from dear.utils.feature_store import FeatureStore
     from dear.utils.user_cache import cache_folder
 
-    folder, found = cache_folder(), FeatureStore().usage()
-    facts = {"folder": str(folder), "rows": found.entries, "bytes": found.size, "limit_bytes": found.limit}
+    folder, usage = cache_folder(), FeatureStore().usage()
+    facts = {"folder": str(folder), "rows": usage.entries, "bytes": usage.size, "limit_bytes": usage.limit}
     maps = len(list((folder / "roles").glob("*.json")))
     if as_json:
         print_json({**facts, "role_maps": maps})
         return
-    size = f"{found.size / 1e6:.1f} MB of at most {found.limit / 1e6:,.0f} MB"
-    echo(f"{folder}\n  {found.entries} rows of features and answers, {size}\n  {maps} role maps")
+    size = f"{usage.size / 1e6:.1f} MB of at most {usage.limit / 1e6:,.0f} MB"
+    echo(f"{folder}\n  {usage.entries} rows of features and answers, {size}\n  {maps} role maps")
 
 
 @group.command("clear")

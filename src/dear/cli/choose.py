@@ -37,6 +37,7 @@ def choose(
     unreadable: opt.Unreadable = "stop",
     data_root: opt.DataRoot = None,
     template: opt.Template = None,
+    texts: opt.Texts = None,
     device: opt.Device = "auto",
     threads: opt.Threads = None,
     as_json: opt.Json = False,
@@ -72,6 +73,7 @@ def choose(
             unreadable=unreadable,
             data_root=data_root,
             template=template,
+            texts=texts,
             device=opt.device_named(device),
             progress=progress,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -23,11 +25,11 @@ def names(as_json: Json = False) -> None:
     """
     from dear.data import list_datasets
 
-    found = list_datasets()
+    datasets = list_datasets()
     if as_json:
-        print_json({"datasets": list(found)})
+        print_json({"datasets": list(datasets)})
     else:
-        echo("\n".join(found))
+        echo("\n".join(datasets))
 
 
 @group.command("check")
@@ -40,18 +42,26 @@ def check(
     ] = None,
     out: Annotated[
         Path | None,
-        Option("--out", "-o", help="Suspected labels as a .html page to correct them on, or a .csv list."),
+        Option("--out", "-o", help="The .csv file to write suspected labels to."),
+    ] = None,
+    checked: Annotated[
+        Path | None,
+        Option(
+            help="Table of labels of the labeling page; labels that were checked there are not suspected."
+        ),
     ] = None,
     device: Device = "auto",
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Say what of a dataset is there, what is missing, and where the field gets it.
+    """Check a dataset: what is present, what is missing, and where to download it.
 
     A benchmark's layout is compared with what was published; of a folder, a table or a world task every
     image is read. With a backbone, labels that look wrong are listed: another class is twenty times as
-    probable for a classifier that did not see the image. The page makes a corrected table that `--data`
-    takes. The exit status is 1 when something is missing or unreadable.
+    probable for a classifier that did not see the image. Of several labels per image, those that look missing
+    are listed as well. Correct them on the labeling page:
+    `dear label start photos/ --data photos/ --out labels.csv`. The exit status is 1 when something is missing
+    or unreadable.
 
     Examples:
 
@@ -59,22 +69,22 @@ def check(
 
     `dear data check photos/`
 
-    `dear data check photos/ --backbone openai/clip-vit-base-patch16 --out labels.html`
+    `dear data check photos/ --backbone openai/clip-vit-base-patch16 --out suspects.csv`
     """
     from dear.data.check import check_dataset
     from dear.data.open import find_benchmark
 
-    if out is not None and (backbone is None or out.suffix.lower() not in (".html", ".csv")):
-        raise UsageError(f"--out {out}: name a .html page or a .csv list, and the --backbone to look with")
+    if out is not None and (backbone is None or out.suffix.lower() != ".csv"):
+        raise UsageError(f"--out must end in .csv and needs --backbone, got {out}")
     if backbone is not None:
-        _check_labels(name, data_root, backbone, out, device_named(device), as_json)
+        _check_labels(name, data_root, backbone, out, checked, device_named(device), as_json)
     elif find_benchmark(name) is not None and not Path(name).is_dir():
-        found = check_dataset(name, data_root or ".")
+        check = check_dataset(name, data_root or ".")
         if as_json:
-            print_json(found.as_dict())
+            print_json(check.as_dict())
         else:
-            echo(str(found))
-        raise typer.Exit(0 if found.complete else 1)
+            echo(str(check))
+        raise typer.Exit(0 if check.complete else 1)
     else:
         _check_images(name, as_json)
 
@@ -83,64 +93,90 @@ def _check_images(name: str, as_json: bool) -> None:
     """Read every image, and count those of each class."""
     from dear.data import open_data
     from dear.data.check import check_images, class_counts, describe_balance
+    from dear.data.open import named_split
+    from dear.errors import DataError
+    from dear.images.names import other_paths
 
-    counts: dict[str, dict[str, int]] = {}
-    bad = []
-    for split in ("train", "test"):
-        images = open_data(name, split)
-        counts[split] = class_counts(images)
-        bad += [item.reason for item in check_images(images, "skip").unreadable]
+    named = named_split(name)
+    sets = {split: open_data(name, split) for split in (("train", "test") if named is None else (named,))}
+    with suppress(DataError):  # there is none
+        val = open_data(name, "val")
+        if named is None and [*map(val.key, range(len(val)))] != [
+            *map(sets["test"].key, range(len(sets["test"])))
+        ]:
+            sets["val"] = val
+    counts = {split: class_counts(images) for split, images in sets.items()}
+    bad = [item.reason for images in sets.values() for item in check_images(images, "skip").unreadable]
+    others = other_paths(Path(name)) if Path(name).is_dir() else []
     if as_json:
         splits = {
             split: {
-                "images": sum(found.values()),
-                "classes": len(found),
-                "fewest": min(found.values(), default=0),
-                "most": max(found.values(), default=0),
-                "per_class": found,
+                "images": sum(per_class.values()),
+                "classes": len(per_class),
+                "fewest": min(per_class.values(), default=0),
+                "most": max(per_class.values(), default=0),
+                "per_class": per_class,
             }
-            for split, found in counts.items()
+            for split, per_class in counts.items()
         }
-        print_json({"data": name, "splits": splits, "unreadable": bad})
+        print_json({"data": name, "splits": splits, "unreadable": bad, "not_images": others})
     else:
-        for split, found in counts.items():
-            echo(f"{split}: {describe_balance(found)}")
+        for split, per_class in counts.items():
+            unused = "; not used by training" if split == "val" else ""
+            echo(f"{split}: {describe_balance(per_class)}{unused}")
         for item in bad:
             echo(f"unreadable: {item}")
+        if others:
+            more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+            echo(f"not used, because the name is not that of an image: {', '.join(others[:5])}{more}")
     raise typer.Exit(1 if bad else 0)
 
 
 def _check_labels(
-    name: str, root: str | None, backbone: str, out: Path | None, device: str, as_json: bool
+    name: str,
+    root: str | None,
+    backbone: str,
+    out: Path | None,
+    checked: Path | None,
+    device: str,
+    as_json: bool,
 ) -> None:
     """Look for labels that seem wrong."""
-    from dataclasses import asdict
-
     from dear.clip.factory import load
-    from dear.data.images import FileImages
-    from dear.tasks.labels.task import find_suspects, open_all, write_label_page, write_suspects
+    from dear.tasks.labeling.answers import AnswerFile
+    from dear.tasks.labeling.check import check_labels, open_all
 
-    images, splits = open_all(name, root)
-    page = out is not None and out.suffix.lower() == ".html"
-    if page and not isinstance(images, FileImages):
-        raise UsageError(f"--out {out}: {name} has no image files to correct; name a .csv list")
+    if checked is not None and not checked.is_file():
+        raise UsageError(f"--checked {checked}: there is no such table of labels")
+    images = open_all(name, root)[0]
+    fine = AnswerFile(checked).read().checked if checked is not None else ()
     clip = load(backbone, device=device)
     with stages() as progress:
-        found = find_suspects(images, clip, progress=progress)
+        result = check_labels(images, clip, fine, progress)
+    if out is not None:
+        result.write(out)
     if as_json:
-        suspects = [{**asdict(each), "factor": each.factor} for each in found]
-        print_json({"data": name, "images": len(images), "suspects": suspects})
-    else:
-        echo(f"{len(found)} of {len(images)} labels look wrong")
-        for each in found[:20]:
-            other = f"looks like {each.suggestion} ({each.confidence:.1%})"
-            echo(f"  {each.key}: {each.label} ({each.own:.1%}), {other}")
-        if len(found) > 20:
-            echo(f"  and {len(found) - 20} more; see them all with --out labels.html")
-    if out is None:
+        print_json({"data": name, **result.report()})
         return
-    if isinstance(images, FileImages) and page:
-        write_label_page(images, splits, found, clip, out)
-    else:
-        write_suspects(found, out)
-    say(f"{out}: written")
+    echo(result.verdict)
+    for each in result.suspects[:20]:
+        other = f"looks like {each.suggestion} ({each.confidence:.1%})"
+        echo(f"  {each.key}: {each.label} ({each.label_probability:.1%}), {other}")
+    if len(result.suspects) > 20:
+        echo(f"  and {len(result.suspects) - 20} more; --out suspects.csv lists them all")
+    if result.suspects and not result.several and not name.startswith("world:"):
+        words = [
+            "dear",
+            "label",
+            "start",
+            name,
+            "--data",
+            name,
+            "--backbone",
+            backbone,
+            "--out",
+            "labels.csv",
+        ]
+        say(f"Correct them on the labeling page: {shlex.join(words)}")
+    if out is not None:
+        say(f"{out}: written")

@@ -30,17 +30,17 @@ def drift(
     from dear.tasks.drift import drift as compare
 
     with stages() as progress:
-        found = compare(run, images, out=out, backbone=backbone, device=device, progress=progress)
+        result = compare(run, images, out=out, backbone=backbone, device=device, progress=progress)
     if as_json:
-        print_json(found.report())
+        print_json(result.report())
         return
-    echo(found.verdict)
-    counts = f"{found.images} new and {found.reference} training images"
-    echo(f"two-sample test of {counts}: p = {found.p:.3f}")
-    for each in found.classes[:10]:
+    echo(result.verdict)
+    counts = f"{result.images} new and {result.reference} training images"
+    echo(f"two-sample test of {counts}: p = {result.p:.3f}")
+    for each in result.classes[:10]:
         echo(f"  predicted {each.name}: {each.images} images, {each.far:.1%} far")
     echo("farthest from the training images:")
-    for name in found.examples:
+    for name in result.examples:
         echo(f"  {name}")
-    for reason in found.unreadable:
+    for reason in result.unreadable:
         echo(f"unreadable: {reason}")

@@ -1,4 +1,4 @@
-"""`dear embed`: features or answers of folders and tables of any size."""
+"""`dear embed`: features and answers of folders and tables of any size."""
 
 from __future__ import annotations
 
@@ -14,31 +14,38 @@ from dear.errors import UsageError
 
 def embed(
     data: Annotated[
-        str, Option("--data", "-d", help="Folder of images, or a CSV/Parquet table with a column path.")
+        str,
+        Option("--data", "-d", help="Folder, table, or WebDataset tar of images; or any labeled data."),
     ],
     out: Annotated[Path, Option("--out", "-o", help="Folder of the Parquet files.")],
     run: Annotated[
-        Path | None, Option(help="Run whose answers to compute instead of features.", **opt.AS_RUN)
+        Path | None, Option("--run", help="Run whose answers to compute instead of features.", **opt.AS_RUN)
     ] = None,
     backbone: Annotated[
         str | None,
         Option("--backbone", "-b", help="Backbone (default: mini, or that of the run)."),
     ] = None,
+    thumbnails: Annotated[
+        bool, Option("--thumbnails", help="Also a column image: a JPEG of at most 128 pixels a side.")
+    ] = False,
+    data_root: opt.DataRoot = None,
     shard: Annotated[int, Option(min=1, help="Images per Parquet file.")] = 1024,
     engine: Annotated[str, Option(help="local, or ray for a cluster.")] = "local",
     workers: Annotated[int, Option(min=1, help="Processes of the ray engine.")] = 2,
     device: opt.Device = "auto",
     threads: opt.Threads = None,
 ) -> None:
-    """Image features of a folder or table of any size, as Parquet; with --run, the run's answers.
+    """Image features of a folder or table of any size, as Parquet; with --run, also the run's answers.
 
-    Columns: path, label and split where they are known, embedding (or class and probability), error. Memory
-    stays constant. After an interruption the same command computes only what is missing. The result is a
-    folder that pandas reads as one table.
+    Columns: path, label and split where they are known, embedding, error; with --run answer, probability, and
+    margin (to the second class). Memory stays constant. After an interruption the same command computes only
+    what is missing. The result is a folder that pandas reads as one table.
 
     Examples:
 
     `dear embed --data photos/ --backbone mini --out features.parquet`
+
+    `dear embed --data shard-0001.tar --run run --thumbnails --out shown.parquet`
 
     `dear embed --data list.csv --run run --out answers.parquet --engine ray --workers 8`
     """
@@ -52,6 +59,8 @@ def embed(
             out,
             run=run,
             backbone=backbone,
+            thumbnails=thumbnails,
+            data_root=data_root,
             shard=shard,
             engine=engine,
             workers=workers,

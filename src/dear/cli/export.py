@@ -6,8 +6,8 @@ from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import Classes, ClassesFile, Json, OwnBackbone, Run, Threads, read_class_list
-from dear.cli.printing import print_json, say
+from dear.cli.options import Classes, ClassesFile, DataRoot, Json, OwnBackbone, Run, Threads, read_class_list
+from dear.cli.printing import print_json, say, stages
 
 
 def export(
@@ -22,6 +22,19 @@ def export(
     ] = False,
     classes: Classes = None,
     classes_file: ClassesFile = None,
+    precision: Annotated[
+        str, Option(help="Of the ONNX file: float32, float16 (half the size) or int8 (faster on a CPU).")
+    ] = "float32",
+    max_loss: Annotated[
+        float, Option(help="Points of accuracy that float16 or int8 may lose; else nothing is written.")
+    ] = 1.0,
+    data: Annotated[
+        str | None,
+        Option(
+            "--data", "-d", help="Labeled images to measure the loss on (default: held-out ones of the run)."
+        ),
+    ] = None,
+    data_root: DataRoot = None,
     backbone: OwnBackbone = None,
     threads: Threads = None,
     as_json: Json = False,
@@ -29,21 +42,35 @@ def export(
     """Write an adapted model as one ONNX file, or folded into a plain CLIP.
 
     The ONNX file maps an image to class scores and contains tokens, masks, projections, fusion and class
-    weights; its metadata contain classes and preprocessing. It is compared with PyTorch before it is written.
+    weights; its metadata contain classes, preprocessing, and what “none of these” needs. It is compared with
+    PyTorch before it is written. In float16 or int8 the loss of accuracy is measured, printed, and stored.
     A plain CLIP has the size and cost of the frozen model and can be used as any other backbone.
 
     Examples:
 
     `dear export run --onnx model.onnx`, then `dear predict --onnx model.onnx photo.jpg`
 
+    `dear export run --onnx small.onnx --precision int8`
+
     `dear export run --merged folder`, then `dear zeroshot --backbone folder --data photos`
     """
     from dear.export.task import export_run
 
     names = read_class_list(classes, classes_file)
-    result = export_run(
-        run, onnx=onnx, merged=merged, encoder_only=encoder_only, classes=names, backbone=backbone
-    )
+    with stages() as progress:
+        result = export_run(
+            run,
+            onnx=onnx,
+            merged=merged,
+            encoder_only=encoder_only,
+            classes=names,
+            backbone=backbone,
+            precision=precision,
+            max_loss=max_loss,
+            data=data,
+            data_root=data_root,
+            progress=progress,
+        )
     if as_json:
         print_json(result.report())
         return
@@ -57,5 +84,11 @@ def export(
         "" if result.difference is None else f"; largest difference from PyTorch {result.difference:.1g}"
     )
     say(f"{result.path}: {size}{difference}")
-    if result.rejects:
-        say("notice: the file never answers “none of these”; for `dear predict --reject` use the run folder")
+    if result.loss is not None:
+        loss = result.loss
+        say(
+            f"{precision}: loses {loss.points:.2f} points of accuracy ({loss.float32:.2%} to "
+            f"{loss.reduced:.2%}) on {loss.images:,} images of {loss.data}; {loss.same:.1%} keep their answer"
+        )
+    if not result.rejects and not encoder_only:
+        say("notice: the run is not calibrated for its classes, so the file cannot answer “none of these”")

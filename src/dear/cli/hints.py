@@ -5,9 +5,9 @@ from __future__ import annotations
 from dear.errors import DearError
 
 HINTS: dict[str, str] = {
-    "adapt": "`dear adapt --out FOLDER` makes a run folder",
+    "adapt": "`dear adapt --out FOLDER` writes a run folder",
     "adapt-resume": "continue it with `dear adapt --resume` and the options it was started with",
-    "allow-other-roles": "`dear roles discover` makes a map, --allow-other-roles uses this one",
+    "allow-other-roles": "`dear roles discover` writes a map, --allow-other-roles uses this one",
     "backbone": "name it with --backbone",
     "backbones": "`dear backbones` lists them",
     "batch": "set a smaller one with --batch",
@@ -17,7 +17,7 @@ HINTS: dict[str, str] = {
     "data-root": "name it with --data-root",
     "datasets": "use --datasets",
     "device": "--device cpu uses the computer's own memory",
-    "discover": "`dear roles discover` makes one",
+    "discover": "`dear roles discover` writes one",
     "encoder-only": "leave out --encoder-only",
     "engine": "choose it with --engine ray",
     "evaluate": "`dear evaluate` accepts new classes",
@@ -27,7 +27,7 @@ HINTS: dict[str, str] = {
     "recipe": "for instance --recipe lr=1e-4 or --recipe precision=float32",
     "report-data": "name them with --data",
     "resume": "continue with --resume",
-    "roles": "`dear roles discover` makes one; give it with --roles",
+    "roles": "`dear roles discover` writes one; give it with --roles",
     "rule": "--rule table2 takes the paper's map",
     "targets": "datasets to test on are named with --targets",
     "unreadable": "--unreadable skip leaves them out",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +33,8 @@ def label_next(
     classes: ClassNames = None,
     classes_file: opt.ClassesFile = None,
     run: Annotated[
-        Path | None, Option(help="A run whose uncertainty counts, instead of that of a probe.", **opt.AS_RUN)
+        Path | None,
+        Option("--run", help="A run whose uncertainty counts, instead of that of a probe.", **opt.AS_RUN),
     ] = None,
     backbone: opt.Backbone = "mini",
     count: Annotated[int, Option(help="Images to choose.")] = 50,
@@ -55,18 +57,13 @@ def label_next(
 
     `dear label next pool/ --data photos/ --count 20 --out next.csv --tasks tasks.json`
     """
-    from dear.clip.factory import load
-    from dear.runs.model import Model
     from dear.tasks.labeling import choose, exchange
 
     names = opt.read_class_list(classes, classes_file)
-    where = opt.device_named(device)
-    model = None if run is None else Model.of(run, None, where)
-    clip = load(backbone, device=where) if model is None else model.clip
     with stages() as progress:
         chosen = choose.label_next(
-            pool, clip, count, data=data, data_root=data_root, classes=names, run=model, template=template,
-            progress=progress,
+            pool, count=count, data=data, data_root=data_root, classes=names, run=run, backbone=backbone,
+            device=opt.device_named(device), template=template, progress=progress,
         )  # fmt: skip
     for reason in chosen.unreadable:
         say(f"skipped: {reason}")
@@ -112,6 +109,12 @@ def label_import(
 def label_start(
     pool: Pool,
     out: Annotated[Path, Option("--out", "-o", help="The table of labels; answers are added to it.")],
+    data: Annotated[
+        str | None,
+        Option(
+            "--data", "-d", help="Labels to start with and to check: class folders or a table of the images."
+        ),
+    ] = None,
     classes: ClassNames = None,
     classes_file: opt.ClassesFile = None,
     backbone: opt.Backbone = "mini",
@@ -125,9 +128,14 @@ def label_start(
 ) -> None:
     """Label images in the browser: one key per class, groups of similar images at once, undo.
 
-    Every answer is on disk before the next image appears. Stop and start again at any time.
+    Every answer is on disk before the next image appears. Stop and start again at any time. Labels that look
+    wrong are changed or marked as checked under "Check labels".
 
-    Example: `dear label start pool/ --classes "cat,dog" --out labels.csv`
+    Examples:
+
+    `dear label start pool/ --classes "cat,dog" --out labels.csv`
+
+    `dear label start photos/ --data photos/ --out labels.csv`
     """
     from dear.clip.factory import load
     from dear.tasks.labeling.server import serving
@@ -136,13 +144,15 @@ def label_start(
     names = opt.read_class_list(classes, classes_file) or []
     clip = load(backbone, device=opt.device_named(device))
     with stages() as progress:
-        session, unreadable = start_session(pool, clip, out, names, template, backbone, progress)
+        session, unreadable = start_session(pool, clip, out, names, template, backbone, progress, data)
     for reason in unreadable:
         say(f"skipped: {reason}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # closes as after Ctrl-C
+    ended = threading.Event()  # never set: a signal ends the wait
     with serving(session, host, port) as server:
         say(f"Label {len(session.paths)} images at {server.url} (Ctrl-C ends it)")
         try:
-            signal.pause()
+            while not ended.wait(1.0):  # an endless wait cannot be interrupted on Windows
+                pass
         except KeyboardInterrupt:
             say(f"\n{len(session.answers.labels)} labels in {out}. To train: {session.command()}")

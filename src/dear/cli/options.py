@@ -63,8 +63,15 @@ Data = Annotated[
     ),
 ]
 DataRoot = Annotated[str | None, Option(help="Where the benchmark datasets are kept.")]
+MARGIN = "Margin around boxes (x, y, width, height), as a fraction of each box"
+Margin = Annotated[float, Option("--box-margin", help=f"{MARGIN}.")]
+MarginOrRun = Annotated[float | None, Option("--box-margin", help=f"{MARGIN} (default: as in training).")]
 Split = Annotated[str, Option(help="train, test, val or all.")]
 Template = Annotated[str | None, Option(help='The prompt, with {} for the class: "a photo of a {}."')]
+Texts = Annotated[
+    str | None,
+    Option(help='Several texts per class, averaged: JSON {"class": ["sentence.", "other name"]}.'),
+]
 Unreadable = Annotated[str, Option(help="Images that cannot be read: stop, or skip and report.")]
 Roles = Annotated[str | None, Option(help="Role map of the backbone.")]
 AllowOtherRoles = Annotated[
@@ -72,7 +79,7 @@ AllowOtherRoles = Annotated[
 ]
 Mode = Annotated[str | None, Option(help="fused or decoupled (DeAR); the method's usual mode if left out.")]
 RejectShare = Annotated[float, Option(help="Share of images of known classes that may be rejected.")]
-Device = Annotated[str, Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")]
+Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps …; auto takes a GPU if there is one.")]
 Threads = Annotated[
     int | None,
     Option(
@@ -83,7 +90,10 @@ Threads = Annotated[
         help="CPU threads (default: all cores, or the CPU limit of the container).",
     ),
 ]
-TensorBoard = Annotated[str | None, Option(help="Also log to this folder for `tensorboard --logdir`.")]
+Log = Annotated[
+    str | None,
+    Option(help="Also log to tensorboard:FOLDER, mlflow:FOLDER, wandb:PROJECT, or trackio:PROJECT."),
+]
 RunOut = Annotated[Path, Option("--out", "-o", help="The run folder to write.")]
 PageOut = Annotated[Path, Option("--out", "-o", help="The page to write.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object for programs, and nothing else.")]

@@ -39,6 +39,13 @@ def predict(
         bool, Option("--reject", help="Answer images of no class with “none of these”.")
     ] = False,
     reject_share: opt.RejectShare = 0.05,
+    certain: Annotated[
+        float | None,
+        Option(
+            help="Of a run with a tree of classes: name the deepest node with this probability "
+            "(default: 0.8)."
+        ),
+    ] = None,
     top: Annotated[int, Option(help="Classes per image.")] = 5,
     together: Annotated[
         bool,
@@ -86,6 +93,7 @@ def predict(
         "template": template,
         "reject": reject,
         "reject_share": reject_share,
+        "certain": certain,
         "top": top,
         "mode": mode,
         "together": together,
@@ -144,7 +152,6 @@ def _predict_onnx(
     names = ("template", "backbone", "top", "unreadable")
     check_exported(
         classes=classes if classes is not None else classes_file,
-        reject=settings["reject"] or None,
         **{name: settings[name] for name in names},
     )
     return answer(OnnxModel(onnx), files, **settings)

@@ -80,14 +80,14 @@ def mini(
     from dear.tasks.mini import measure
 
     clip = load(backbone, device=device_named(device))
-    found = measure.factor_accuracies(clip, number)
-    found["compositions (100-way)"] = measure.composition_accuracy(clip)
+    accuracies = measure.factor_accuracies(clip, number)
+    accuracies["compositions (100-way)"] = measure.composition_accuracy(clip)
     if truth is not None:
         measure.write_head_truth(truth, clip, clip.config.vision.last_third)
     if roles is not None:
         measure.mini_roles(clip).save(roles)
     if as_json:
-        print_json({"backbone": clip.name, "accuracy": found})
+        print_json({"backbone": clip.name, "accuracy": accuracies})
         return
-    for name, accuracy in found.items():
+    for name, accuracy in accuracies.items():
         echo(f"{name:24} {accuracy:.3f}")

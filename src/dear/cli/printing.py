@@ -65,6 +65,9 @@ def print_table(
 def print_accuracy(evaluation: Evaluation, title: str) -> None:
     """An evaluation as a table with one row per class, and the accuracy of all modes below."""
     report = evaluation.report()
+    if "map" in report:
+        _print_sets(report, title)
+        return
     rows = [(name, f"{accuracy:.1%}") for name, accuracy in report["per_class"].items()]
     print_table(("class", "accuracy"), rows, title)
     if "worst_group" in report:
@@ -74,10 +77,39 @@ def print_accuracy(evaluation: Evaluation, title: str) -> None:
     for name, accuracy in report["modes"].items():
         label = "accuracy" if name == "default" else f"accuracy, {name}"
         echo(f"{label}: {accuracy:.1%} of {report['images']} images")
+    if "tree" in report:
+        _print_tree(report["tree"])
     line = f"calibration error: {report['ece']:.1%}"
     if report["ece_trained"] is not None and report["ece_new"] is not None:
         line += f"; {report['ece_trained']:.1%} for trained classes, {report['ece_new']:.1%} for new ones"
     echo(line)
+
+
+def _print_tree(tree: dict[str, Any]) -> None:
+    """Accuracy by level of a tree of classes, from the top, and of the deepest certain nodes."""
+    echo("accuracy by level, from the top: " + ", ".join(f"{value:.1%}" for value in tree["levels"]))
+    named = ", ".join(f"{value:.1%}" for value in tree["named"])
+    echo(
+        f"nodes with at least {tree['certain']:.0%}: {tree['accuracy']:.1%} right; named by level: {named}; "
+        f"none certain: {tree['unnamed']:.1%}"
+    )
+
+
+def _print_sets(report: dict[str, Any], title: str) -> None:
+    """Figures of sets of labels: one row per class, mAP and F1 below."""
+    ends = report["intervals"]
+    rows = [
+        (name, f"{value:.1%}", f"{ends[name][0]:.1%} to {ends[name][1]:.1%}")
+        for name, value in report["per_class"].items()
+    ]
+    print_table(("class", "average precision", "90% interval"), rows, title)
+    low, high = report["map_interval"]
+    echo(
+        f"mean average precision: {report['map']:.1%} ({low:.1%} to {high:.1%}) of {report['images']} images"
+    )
+    if "micro_f1" in report:
+        echo(f"F1: {report['micro_f1']:.1%} micro, {report['macro_f1']:.1%} macro")
+        echo(f"exact sets: {report['accuracy']:.1%}; calibration error: {report['ece']:.1%}")
 
 
 def print_answers(predictions: Predictions, as_json: bool = False, lines: bool = False) -> None:
@@ -93,6 +125,10 @@ def print_answers(predictions: Predictions, as_json: bool = False, lines: bool =
         echo(answer.image)
         if answer.rejected:
             echo("  none of these; nearest:")
+        if answer.node is not None and answer.node[0] != answer.classes[0][0]:
+            echo(f"  {answer.node[1]:6.1%}  {answer.node[0]}; of its classes:")
+        if answer.labels is not None:
+            echo(f"  labels: {', '.join(answer.labels) or 'none of these'}")
         for name, probability in answer.classes:
             echo(f"  {probability:6.1%}  {name}")
 
@@ -150,8 +186,8 @@ class ProgressLines:
         if now < self._next[stage] or not total or done <= first or done >= total:
             return
         self._next[stage] = now + self.NEXT
-        left = (now - began) / (done - first) * (total - done)
-        say(f"{stage}: {done} of {total} ({done / total:.1%}), about {duration(left)} left")
+        seconds = (now - began) / (done - first) * (total - done)
+        say(f"{stage}: {done} of {total} ({done / total:.1%}), about {duration(seconds)} left")
 
 
 @contextmanager

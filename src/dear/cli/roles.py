@@ -14,7 +14,6 @@ from dear.cli.options import (
     Device,
     Json,
     PageOut,
-    Split,
     Threads,
     Unreadable,
     device_named,
@@ -38,7 +37,9 @@ def discover(
     out: Annotated[Path, Option("--out", "-o", help="Where the role map goes.")] = Path("roles.json"),
     backbone: Backbone = "mini",
     data_root: DataRoot = None,
-    split: Split = "train",
+    split: Annotated[
+        str | None, Option(help="train, test, val or all (default: train, or the folder that is named).")
+    ] = None,
     source: Annotated[str, Option("--from", help="images, or weights: no image is needed.")] = "images",
     rule: Annotated[str, Option(help="dominant, quantile or table2.")] = "dominant",
     value: Annotated[
@@ -69,7 +70,7 @@ def discover(
     `dear roles discover --backbone openai/clip-vit-base-patch16 --images photos/ --rule quantile`
     """
     from dear.clip.factory import load
-    from dear.data import open_data
+    from dear.data.open import default_split, open_data
     from dear.heads.discover import discover_roles
     from dear.heads.known_roles import TABLE2, read_roles
     from dear.heads.moments import resume_path
@@ -79,18 +80,20 @@ def discover(
         _refuse_unused(
             images=images, value=value, layers=layers, corpus=corpus, phrases=phrases, sentences=sentences
         )
-        found = read_roles(TABLE2)
+        role_map = read_roles(TABLE2)
     elif images is None and source == "images":
         raise UsageError(
             f"the rule {rule} judges heads by images: name some with --images, or add --from weights"
         )
     else:
-        image_set = None if images is None else open_data(images, split, root=data_root)
+        image_set = None
+        if images is not None:
+            image_set = open_data(images, split or default_split(images, "train"), root=data_root)
         clip = load(backbone, device=device_named(device))
         partial = resume_path(out)
         more = "; the same command continues"
         with stages() as progress, stoppable(lambda: more if partial.exists() else ""):
-            found = discover_roles(
+            role_map = discover_roles(
                 clip,
                 image_set,
                 source=source,
@@ -106,9 +109,9 @@ def discover(
                 progress=progress,
                 keep=partial,
             )
-    found.save(out)
-    say(f"{out}: {len(found)} heads, {_counts(found)}")
-    _print_quality(found)
+    role_map.save(out)
+    say(f"{out}: {len(role_map)} heads, {_counts(role_map)}")
+    _print_quality(role_map)
 
 
 @group.command("show")
@@ -120,7 +123,7 @@ def show(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print a role map as a table, or the masks that DeAR makes of it.
+    """Print a role map as a table, or the masks that DeAR derives from it.
 
     Examples:
 
@@ -171,7 +174,7 @@ def report(
 
     Example: `dear roles report roles.json --images world:mixed --out page.html`
     """
-    from dear.data import open_data
+    from dear.data.open import default_split, open_data
     from dear.heads.known_roles import read_roles
     from dear.tasks.roles.evidence import measure_heads
     from dear.tasks.roles.page import write_roles_page
@@ -179,7 +182,7 @@ def report(
     roles = read_roles(file)
     clip = image_set = None
     if images is not None:
-        image_set = open_data(images, "test", root=data_root)
+        image_set = open_data(images, default_split(images, "test"), root=data_root)
         clip = _load(backbone, roles, file, device_named(device))
     with stages() as progress:
         evidence = measure_heads(
@@ -233,13 +236,17 @@ def _print_quality(roles: RoleMap) -> None:
 
 def _refuse_unused(**options: object) -> None:
     """Options that the paper's fixed map would leave without effect."""
-    given = next((name for name, value in options.items() if value is not None), None)
-    if given is not None:
-        raise UsageError(f"--rule table2 is the paper's own map and takes no --{given}; leave it out")
+    name = next((name for name, value in options.items() if value is not None), None)
+    if name is not None:
+        raise UsageError(f"--rule table2 is the paper's own map and takes no --{name}; leave it out")
 
 
 def _table(roles: RoleMap, phrases: int) -> None:
     from rich.text import Text
+
+    if caveat := roles.caveat():
+        say(f"notice: {caveat} Its concepts are not shown; --json has them.")
+    roles = roles.to_show()
 
     colors = {"core": "green", "other": "cyan", "generalization": "magenta", "mixed": "yellow"}
     rows = [

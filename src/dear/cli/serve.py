@@ -15,6 +15,7 @@ from typer import Argument, CallbackParam, Context, Option
 from dear.cli.options import Backbone, Device, device_named
 from dear.cli.printing import say
 from dear.errors import UsageError
+from dear.utils.extras import missing_extra
 from dear.utils.parallel import usable_cores
 
 if TYPE_CHECKING:
@@ -233,22 +234,20 @@ def _demand_extra() -> None:
         import dear.serve.server  # noqa: F401
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in (
-            "fastapi", "uvicorn", "httptools", "prometheus_client", "python_multipart"
+            "fastapi", "httptools", "prometheus_client", "python_multipart", "starlette", "uvicorn"
         ):  # fmt: skip
             raise
-        raise UsageError(
-            f"the service needs {error.name}: install it with pip install '.[serve]' in your clone"
-        ) from None
+        raise missing_extra("the service", "serve") from None
 
 
-def _galleries(given: list[str]) -> dict[str, ImageSet]:
+def _galleries(options: list[str]) -> dict[str, ImageSet]:
     """Image sets of NAME=FOLDER."""
     from dear.tasks.retrieve import gallery_of
 
-    found: dict[str, ImageSet] = {}
-    for one in given:
+    galleries: dict[str, ImageSet] = {}
+    for one in options:
         name, equals, source = one.partition("=")
-        if not equals or not name or not source or name in found:
+        if not equals or not name or not source or name in galleries:
             raise UsageError(f"--gallery {one}: give NAME=FOLDER, every name once")
-        found[name] = gallery_of(source)
-    return found
+        galleries[name] = gallery_of(source)
+    return galleries

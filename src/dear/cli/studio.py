@@ -25,22 +25,20 @@ def studio(
     ] = None,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(help="Port to listen on; 0 finds a free one.")] = 7860,
-    max_upload_mb: Annotated[int, Option(help="Larger uploads are refused.")] = 20,
+    max_upload_mb: Annotated[int, Option(help="Largest upload.")] = 20,
     backbone: Annotated[
         str | None, Option("--backbone", "-b", help="A backbone, if not the run's own or mini.")
     ] = None,
     data: Annotated[
-        str | None, Option("--data", "-d", help="Images to look at: a folder, a table or world:NAME.")
-    ] = None,
-    service: Annotated[
-        str | None, Option(help="Also ask a running service: http://HOST:PORT/v1/models/NAME.")
+        str | None,
+        Option("--data", "-d", help="Images to classify and train on: a folder, a table, or world:NAME."),
     ] = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Open the studio: look at heads, classify, retrieve, train and compare in the browser.
+    """Open the studio: classify, train, audit, inspect heads, retrieve, and compare in the browser.
 
-    It listens on this computer only, unless --host says otherwise; then visitors cannot name folders.
+    It listens on this computer only, unless --host names another address; then visitors cannot name folders.
 
     Example: `dear studio`, then open http://127.0.0.1:7860
     """
@@ -61,7 +59,6 @@ def studio(
         port,
         max_upload_mb,
         device_named(device),
-        service,
     ) as url:
         say(f"The studio is at {url} (Ctrl-C ends it)")
         if not is_local(host):

@@ -25,8 +25,10 @@ def zeroshot(
     ] = None,
     backbone: opt.Backbone = "mini",
     data_root: opt.DataRoot = None,
+    margin: opt.Margin = 0.0,
     split: opt.Split = "test",
     template: opt.Template = None,
+    texts: opt.Texts = None,
     ensemble: Annotated[bool, Option("--ensemble", help="Average several prompts per class.")] = False,
     half: Annotated[str, Option(help="all classes, or the base (first) or novel (second) half.")] = "all",
     without: Annotated[
@@ -51,6 +53,8 @@ def zeroshot(
 
     `dear zeroshot --backbone openai/clip-vit-base-patch16 --data photos/ --json`
 
+    `dear zeroshot --data photos/ --texts texts.json`
+
     `dear zeroshot --data photo.jpg --classes "tabby cat, red fox"`
     """
     from dear.tasks.evaluate import zeroshot as answer
@@ -62,8 +66,10 @@ def zeroshot(
             classes,
             backbone=backbone,
             data_root=data_root,
+            margin=margin,
             split=split,
             template=template,
+            texts=texts,
             ensemble=ensemble,
             half=half,
             without=without or None,

@@ -58,17 +58,17 @@ class Archive:
 
 
 def check_zip(path: Path) -> None:
-    """Refuse a zip that could grow when it is read: PyTorch stores its tensors uncompressed, side by side."""
+    """Refuse a zip that would expand when it is read: PyTorch stores its tensors uncompressed."""
     try:
         with zipfile.ZipFile(path) as file:
             members = file.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise CheckpointError(f"{path}: is cut or damaged ({error}); get it again") from None
+        raise CheckpointError(f"{path}: is truncated or damaged ({error}); download it again") from None
     stored = [member for member in members if not _is_program(member.filename)]
     if any(member.compress_type != zipfile.ZIP_STORED for member in stored):
-        raise CheckpointError(f"{path}: holds compressed tensors; PyTorch writes none, so it is refused")
+        raise CheckpointError(f"{path}: contains compressed tensors, which PyTorch never writes; refused")
     if sum(member.file_size for member in stored) > path.stat().st_size:
-        raise CheckpointError(f"{path}: claims more bytes than the file has, so it is refused")
+        raise CheckpointError(f"{path}: declares more bytes than the file contains; refused")
 
 
 def is_archive(path: Path) -> bool:
@@ -94,24 +94,24 @@ def read_archive(path: Path) -> Archive:
                 raise pickle.UnpicklingError("its module tree is larger than any CLIP's")
             if f"{root}/byteorder" in file.namelist() and file.read(f"{root}/byteorder") != b"little":
                 raise pickle.UnpicklingError("only little-endian tensors can be read")
-            described = file.read(f"{root}/data.pkl")
-            _check_opcodes(described)
-            tree = _Tree(io.BytesIO(described)).load()
+            content = file.read(f"{root}/data.pkl")
+            _check_opcodes(content)
+            tree = _Tree(io.BytesIO(content)).load()
             return Archive(_collect(tree, _Records(file, root)), _activation(_program(file)))
     except Exception as error:  # untrusted bytes: opcodes, records and sizes may fail in any way
-        raise CheckpointError(f"{path}: is not a whole TorchScript archive of a CLIP ({error})") from None
+        raise CheckpointError(f"{path}: is not a complete TorchScript archive of a CLIP ({error})") from None
 
 
 def _root(file: zipfile.ZipFile) -> str:
-    """The folder inside the zip that everything lies in; it may have any name."""
+    """The top-level folder of the zip; it may have any name."""
     for name in file.namelist():
         if name.endswith("/data.pkl") and name.count("/") == 1:
             return name.removesuffix("/data.pkl")
-    raise pickle.UnpicklingError("it holds no data.pkl")
+    raise pickle.UnpicklingError("it contains no data.pkl")
 
 
 def _program(file: zipfile.ZipFile) -> str:
-    """The archive's source text, to be looked at and never run."""
+    """The archive's source text, which is searched and never run."""
     members = [m for m in file.infolist() if _is_program(m.filename) and m.filename.endswith(".py")]
     if sum(member.file_size for member in members) > _MAX_PROGRAM_BYTES:
         raise pickle.UnpicklingError("its program is larger than any CLIP's")
@@ -119,23 +119,23 @@ def _program(file: zipfile.ZipFile) -> str:
 
 
 def _activation(program: str) -> str:
-    """QuickGELU is written with a sigmoid; a program that calls gelu instead says so."""
+    """The activation that the program computes: QuickGELU is written with a sigmoid, GELU calls gelu."""
     return "gelu" if "gelu(" in program and "sigmoid(" not in program else "quick_gelu"
 
 
-def _check_opcodes(described: bytes) -> None:
-    """Refuse a tree that uses more of pickle than PyTorch does."""
-    for opcode, argument, _ in pickletools.genops(described):
+def _check_opcodes(content: bytes) -> None:
+    """Refuse a tree that uses pickle opcodes that PyTorch never writes."""
+    for opcode, argument, _ in pickletools.genops(content):
         if opcode.name not in _OPCODES:
             raise pickle.UnpicklingError(
                 f"its module tree uses the opcode {opcode.name}, which PyTorch does not"
             )
-        if opcode.name == "LONG_BINPUT" and not 0 <= int(argument or 0) <= len(described):
+        if opcode.name == "LONG_BINPUT" and not 0 <= int(argument or 0) <= len(content):
             raise pickle.UnpicklingError("its module tree numbers more values than it has bytes")
 
 
 class _Module:
-    """Stands for any module of the archive: a bag of attributes."""
+    """Placeholder for any module of the archive: its attributes."""
 
     attributes: object = None
 
@@ -144,13 +144,13 @@ class _Module:
 
 
 class _View:
-    """Stands for a tensor: which storage, and where in it."""
+    """Placeholder for a tensor: its storage, offset, size and strides."""
 
-    def __init__(self, *described: object) -> None:
-        self.described = described
+    def __init__(self, *arguments: object) -> None:
+        self.arguments = arguments
 
     def __setstate__(self, state: object) -> None:
-        raise pickle.UnpicklingError("a tensor is described wrongly")
+        raise pickle.UnpicklingError("a tensor has an invalid description")
 
 
 class _Passthrough:
@@ -160,7 +160,7 @@ class _Passthrough:
         return value
 
     def __setstate__(self, state: object) -> None:
-        raise pickle.UnpicklingError("a value is described wrongly")
+        raise pickle.UnpicklingError("a value has an invalid description")
 
 
 _KNOWN: dict[tuple[str, str], type] = {
@@ -177,10 +177,10 @@ _KNOWN: dict[tuple[str, str], type] = {
 
 
 class _Tree(pickle.Unpickler):
-    """Unpickles a module tree into the stand-ins above; every name it does not know is refused."""
+    """Unpickles a module tree into the placeholders above; unknown names are refused."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The stand-in of a name; a storage's kind stays a string."""
+        """The placeholder of a name; the type of a storage stays a string."""
         if (module, name) in _KNOWN:
             return _KNOWN[module, name]
         if module == "torch" and name in _STORAGES:
@@ -190,19 +190,19 @@ class _Tree(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no CLIP archive needs")
 
     def persistent_load(self, pid: Any) -> Any:
-        """A storage is only noted here; `_Records` reads it."""
+        """The description of a storage, which `_Records` reads later."""
         return pid
 
 
 class _Records:
-    """The raw numbers under `data/`, each record read once."""
+    """The raw values under `data/`; each record is read once."""
 
     def __init__(self, file: zipfile.ZipFile, root: str) -> None:
         self._file, self._root = file, root
         self._read: dict[str, Tensor] = {}
 
     def tensor(self, storage: Any, offset: Any, size: Any, stride: Any, *_: object) -> Tensor:
-        """The tensor a view describes, refused where it would reach outside its record."""
+        """The tensor that a view describes; one that reaches outside its record is refused."""
         _, kind, key, _, _ = storage
         dtype = _STORAGES[kind]
         if key not in self._read:
@@ -210,7 +210,7 @@ class _Records:
             self._read[key] = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
         record = self._read[key]
         if record.dtype != dtype or len(size) != len(stride) or min(offset, *size, *stride, 0) < 0:
-            raise pickle.UnpicklingError(f"the tensor in record {key} is described wrongly")
+            raise pickle.UnpicklingError(f"the tensor in record {key} has an invalid description")
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
         if math.prod(size) > record.numel() or (0 not in size and last >= record.numel()):
             raise pickle.UnpicklingError(f"a tensor reaches outside record {key}")
@@ -228,7 +228,7 @@ def _collect(tree: object, records: _Records) -> dict[str, Tensor]:
         if len(prefix) > _MAX_NAME:  # a module that contains itself would never end
             break
         if isinstance(value, _View):
-            tensors[prefix] = records.tensor(*value.described)
+            tensors[prefix] = records.tensor(*value.arguments)
         elif isinstance(value, _Module) and isinstance(value.attributes, dict):
             waiting += [(f"{prefix}.{name}".lstrip("."), child) for name, child in value.attributes.items()]
-    raise pickle.UnpicklingError("its modules are more, or deeper, than any CLIP's")
+    raise pickle.UnpicklingError("it has more modules, or deeper ones, than any CLIP")

@@ -1,4 +1,4 @@
-"""The public backbones known by name, with what one needs to choose: architecture, license, accuracy."""
+"""Public backbones by name, with architecture, license and published accuracy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Backbone(Strict, frozen=True):
     #: zero-shot accuracy on ImageNet in percent as published, not measured here; None: unknown
     imagenet: float | None = None
     resize: str = "crop"  #: "crop" or "squash"
-    note: str = ""  #: what else to know
+    note: str = ""  #: further remarks
 
 
 @cache
@@ -35,7 +35,7 @@ def backbones() -> dict[str, Backbone]:
 
 
 def best_per_cost() -> tuple[str, ...]:
-    """Of each architecture's size the backbone with the highest published accuracy: what to choose first."""
+    """For each size of architecture, the backbone with the highest published accuracy."""
     best: dict[tuple[str, int], tuple[float, str]] = {}
     for name, entry in backbones().items():
         if entry.imagenet is not None:
@@ -45,6 +45,6 @@ def best_per_cost() -> tuple[str, ...]:
 
 
 def _size(shape: str) -> tuple[str, int]:
-    """What decides the cost: the tower's letter and the patch size."""
+    """The tower's letter and the patch size, which determine the cost."""
     parts = shape.removeprefix("ViT-").removeprefix("PE-Core-").split("-")
     return parts[0], int(parts[1])

@@ -1,4 +1,4 @@
-"""Finds out what a folder or a file holds and reads it as `Clip`'s state dict; nothing in it is ever run.
+"""Recognizes the layout of a folder or file and reads it as `Clip`'s state dict; no code in it is run.
 
 `dear.clip.layouts` knows what tensors are called in each published layout.
 """
@@ -24,6 +24,7 @@ from dear.clip.config_shapes import from_shapes
 from dear.clip.layouts import (
     TOKEN_ROWS,
     TOKEN_TABLE,
+    abbreviate,
     convert,
     huggingface_table,
     is_huggingface,
@@ -31,7 +32,6 @@ from dear.clip.layouts import (
     is_timm,
     openai_table,
     publish,
-    some,
     text_prefix,
     timm_table,
 )
@@ -53,7 +53,9 @@ OPENCLIP_CONFIG = "open_clip_config.json"
 OPENCLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 _MAX_CONFIG_BYTES = 16 * 1024 * 1024
-_TEXT = frozenset(b"\t\n\r" + bytes(range(32, 127)))  # no zip, and no pickle that PyTorch writes, begins so
+_TEXT = frozenset(
+    b"\t\n\r" + bytes(range(32, 127))
+)  # neither a zip nor a pickle that PyTorch writes begins with these
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
@@ -70,10 +72,10 @@ class Checkpoint:
 def read_checkpoint(path: Path, activation: str | None = None) -> Checkpoint:
     """Read a folder in Hugging Face's or OpenCLIP's layout, or one weight file.
 
-    `activation` ("quick_gelu" or "gelu") is for a bare weight file that does not say.
+    `activation` ("quick_gelu" or "gelu") is for a bare weight file, which does not store it.
     """
     if activation is not None and activation not in ACTIVATIONS:
-        raise UsageError(f"activation={activation!r} is not known; use one of {', '.join(ACTIVATIONS)}")
+        raise UsageError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     try:
         checkpoint = _read_folder(path, activation) if path.is_dir() else _read_file(path, activation)
     except CheckpointError:
@@ -83,7 +85,7 @@ def read_checkpoint(path: Path, activation: str | None = None) -> Checkpoint:
     towers = (checkpoint.config.vision, checkpoint.config.text)
     if activation is not None and any(tower.activation != activation for tower in towers):
         raise CheckpointError(
-            f"{path}: says that its activation is {towers[0].activation}; leave activation={activation!r} out"
+            f"{path}: its activation is {towers[0].activation}, got activation={activation!r}; leave it out"
         )
     return checkpoint
 
@@ -133,7 +135,7 @@ def _tokenizer(folder: Path, config: ClipConfig) -> Tokenizer | None:
 
 
 def _check_depth(config: ClipConfig, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Refuse a depth that the weights cannot have, before anything as long as it is built."""
+    """Refuse a depth that the weights cannot have, before a model of that depth is built."""
     layers = config.vision.layers + config.text.layers
     if layers > len(tensors):
         raise CheckpointError(
@@ -172,15 +174,15 @@ def _read_file(path: Path, activation: str | None) -> Checkpoint:
             f"{path}: holds OpenCLIP's tensors, which need their {OPENCLIP_CONFIG} next to them"
         )
     if not is_openai(tensors):
-        raise CheckpointError(f"{path}: its tensors are those of no CLIP layout: {some(list(tensors))}")
-    if "visual.attn_pool.probe" in tensors:  # PE-Core's own file: all of them were trained with GELU
+        raise CheckpointError(f"{path}: its tensors fit no known CLIP layout: {abbreviate(list(tensors))}")
+    if "visual.attn_pool.probe" in tensors:  # PE-Core's own file: all PE-Core models use GELU
         activation = activation or "gelu"
     if activation is None and not activation_unknown:
-        activation = "quick_gelu"  # what a bare state dict of OpenAI's format is made of
+        activation = "quick_gelu"  # bare state dicts in OpenAI's layout come from OpenAI
     if activation is None:
         raise CheckpointError(
-            f"{path}: does not say whether it was trained with GELU or QuickGELU; put its {OPENCLIP_CONFIG} "
-            "next to it, or pass activation='gelu' or activation='quick_gelu'"
+            f"{path}: does not store its activation; put its {OPENCLIP_CONFIG} next to it, or pass "
+            "activation='gelu' or activation='quick_gelu'"
         )
     return _bare(tensors, activation, path, "openai")
 
@@ -192,14 +194,14 @@ def _bare(tensors: dict[str, Tensor], activation: str, path: Path, layout: str) 
 
 @dataclass(frozen=True)
 class _Weights:
-    """Named tensors, and whether their container leaves open which activation they were trained with."""
+    """Named tensors, and whether the file format leaves their activation open."""
 
     tensors: dict[str, Tensor]
     activation_unknown: bool
 
 
 def _weights(path: Path) -> _Weights:
-    """Named tensors of a weight file, or of all the files an index names."""
+    """Named tensors of a weight file, or of all files that an index names."""
     if path.name.endswith(".index.json"):
         return _Weights(_sharded(path), activation_unknown=True)
     with path.open("rb") as file:
@@ -207,25 +209,27 @@ def _weights(path: Path) -> _Weights:
     if path.suffix == ".safetensors" or start[8:9] == b"{":
         return _Weights(read_safetensors(path, what="safetensors checkpoint")[0], activation_unknown=True)
     if start and all(byte in _TEXT for byte in start):
-        raise CheckpointError(f"{path}: is a text file, not a checkpoint; get it again (safetensors is best)")
+        raise CheckpointError(
+            f"{path}: is a text file, not a checkpoint; download it again (safetensors is best)"
+        )
     return _pickled(path)
 
 
 def _sharded(index: Path) -> dict[str, Tensor]:
-    """All tensors an index names."""
+    """All tensors that an index names."""
     tensors: dict[str, Tensor] = {}
     for name in shards(index):
         if not (index.parent / name).is_file():
             raise CheckpointError(f"{index}: the file {name} is missing next to it")
         tensors.update(_weights(index.parent / name).tensors)
-    lost = [name for name in _weight_map(index) if name not in tensors]
-    if lost:
-        raise CheckpointError(f"{index}: its files lack the tensors {some(lost)}")
+    missing = [name for name in _weight_map(index) if name not in tensors]
+    if missing:
+        raise CheckpointError(f"{index}: its files lack the tensors {abbreviate(missing)}")
     return tensors
 
 
 def shards(index: Path) -> list[str]:
-    """The weight files an index names; all must lie in its folder."""
+    """The weight files that an index names; all must be in its folder."""
     names = sorted({str(file) for file in _weight_map(index).values()})
     for name in names:
         if not _PLAIN_NAME.fullmatch(name) or name.endswith(".json"):
@@ -235,10 +239,10 @@ def shards(index: Path) -> list[str]:
 
 def _weight_map(index: Path) -> dict[str, Any]:
     raw = _config(index)
-    where = raw.get("weight_map") if isinstance(raw, dict) else None
-    if not isinstance(where, dict) or not where:
+    weight_map = raw.get("weight_map") if isinstance(raw, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: has no weight_map")
-    return where
+    return weight_map
 
 
 def _pickled(path: Path) -> _Weights:
@@ -249,39 +253,38 @@ def _pickled(path: Path) -> _Weights:
         value = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise CheckpointError(
-            f"{path}: holds more than tensors, or is no PyTorch file; a pickle that could run code is "
-            "not opened; get the weights as safetensors"
+            f"{path}: contains more than tensors, or is not a PyTorch file; a pickle that could run code is "
+            "refused; use the weights in safetensors format"
         ) from None
-    except Exception as error:  # torch names damage in many ways, none of them for users
-        raise CheckpointError(f"{path}: is cut or damaged ({reason_of(error)}); get it again") from None
+    except Exception as error:  # torch raises many kinds of errors for damaged files
+        raise CheckpointError(f"{path}: is cut or damaged ({reason_of(error)}); download it again") from None
     wrapped = isinstance(value, Mapping) and isinstance(value.get("state_dict"), Mapping)
     if wrapped:
         value = {str(name).removeprefix("module."): tensor for name, tensor in value["state_dict"].items()}
     if not isinstance(value, Mapping) or not value:
         raise CheckpointError(f"{path}: holds no state dict (named tensors)")
     tensors = {str(name): tensor for name, tensor in value.items() if isinstance(tensor, Tensor)}
-    odd = [
+    unusable = [
         name
         for name, tensor in tensors.items()
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized
     ]
-    if odd:
+    if unusable:
         raise CheckpointError(
-            f"{path}: tensor {odd[0]!r} is sparse, quantized or on the meta device, not dense"
+            f"{path}: tensor {unusable[0]!r} is sparse, quantized or on the meta device, not dense"
         )
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if size > path.stat().st_size:
-        raise CheckpointError(f"{path}: claims more numbers than the file has, so it is refused")
-    return _Weights(
-        tensors, activation_unknown=wrapped
-    )  # OpenCLIP's training runs wrap theirs; OpenAI's files do not
+        raise CheckpointError(f"{path}: declares more numbers than the file contains, so it is refused")
+    # OpenCLIP's training runs wrap their state dict, OpenAI's files do not.
+    return _Weights(tensors, activation_unknown=wrapped)
 
 
 def save_hf(clip: Clip, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
     """Write `clip` as a Hugging Face `CLIPModel` folder that transformers and `dear.load` read.
 
-    Each file is written whole or not at all, the weights (in `dtype`) before the configuration that announces
-    them. A shortened token table is written with its row map, which only `dear.load` understands.
+    Each file is written atomically, the weights (in `dtype`) before the configuration. A shortened token
+    table is written with its row map, which only `dear.load` understands.
     """
     folder, config = Path(folder), clip.config
     state = clip.state_dict()

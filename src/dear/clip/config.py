@@ -20,7 +20,7 @@ ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # the order is that 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
-# No dimension of a real checkpoint is larger; a hostile one is refused before memory is allocated.
+# Larger than any real checkpoint's; a hostile file is refused before memory is allocated.
 Dimension = Annotated[int, Meta(ge=1, le=65_536)]
 Side = Annotated[int, Meta(ge=1, le=4096)]
 Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
@@ -69,13 +69,17 @@ class TowerConfig(Checked):
         return last_third(self.layers)
 
     def check_heads(self, heads: Iterable[Head]) -> tuple[Head, ...]:
-        """The heads in order, each once; one that the tower does not have is refused."""
+        """The heads sorted and without repetitions.
+
+        Raises:
+            UsageError: the tower has no such head.
+        """
         chosen = tuple(sorted(set(heads)))
         for layer, head in chosen:
             if not (1 <= layer <= self.layers and 0 <= head < self.heads):
                 raise UsageError(
-                    f"there is no head {head} of layer {layer}: the tower has layers 1 to {self.layers}, "
-                    f"heads 0 to {self.heads - 1}"
+                    f"heads must be in layers 1 to {self.layers} and numbered 0 to {self.heads - 1}, got "
+                    f"head {head} of layer {layer}"
                 )
         return chosen
 
@@ -105,18 +109,18 @@ class VisionConfig(TowerConfig):
         super().__post_init__()
         if self.pool_heads == 0:
             object.__setattr__(self, "pool_heads", self.heads)
-        _check(self.pool != "class" or self.class_token, "reading the class token needs a class token")
+        _check(self.pool != "class" or self.class_token, 'pool = "class" needs class_token = true')
         _check(
             self.width % self.pool_heads == 0,
             f"{self.pool_heads} pooling heads do not divide the width {self.width}",
         )
         _check(
             not self.rotary or self.head_width % 4 == 0,
-            f"rotary positions need heads of a multiple of 4; these are {self.head_width} wide",
+            f"rotary positions need a head width that is a multiple of 4, got {self.head_width}",
         )
         _check(
             self.image_size >= self.patch_size,
-            f"an image of {self.image_size} pixels has no patch of {self.patch_size}",
+            f"image_size must be at least patch_size = {self.patch_size}, got {self.image_size}",
         )
 
     @property
@@ -186,12 +190,12 @@ class ClipConfig(Checked):
         _check(all(s > 1e-6 for s in self.std), f"std = {self.std!r} must be positive")
         _check(
             self.vision.projection or self.embed_dim == self.vision.width,
-            f"without a projection features have the width {self.vision.width}, not {self.embed_dim}",
+            f"embed_dim without a projection must be the width {self.vision.width}, got {self.embed_dim}",
         )
 
     @property
     def view(self) -> Size:
-        """How an image becomes the square that the model reads: its side, where that says it all."""
+        """How images are resized: a `View`, or just the side for a bicubic center crop."""
         view = View(self.vision.image_size, self.resize == "squash", self.interpolation == "bilinear")
         return view if view.squash or view.bilinear else view.size
 
@@ -205,7 +209,7 @@ class ClipConfig(Checked):
         try:
             return _NAMED[name.replace("/", "-").replace("@336px", "-336")]
         except KeyError:
-            raise UsageError(f"no CLIP shape is called {name!r}; known are {', '.join(_NAMED)}") from None
+            raise UsageError(f"architecture must be one of {', '.join(_NAMED)}, got {name!r}") from None
 
     @staticmethod
     def names() -> tuple[str, ...]:
@@ -216,7 +220,7 @@ class ClipConfig(Checked):
 def _plain(vision: tuple[int, int, int, int, int], text: tuple[int, int, int], embed_dim: int) -> ClipConfig:
     """A CLIP of OpenAI's architecture: (width, layers, heads, patch, image), (width, layers, heads), E."""
     width, layers, heads, patch, image = vision
-    mlp = int(width * 4.9231) if width == 1664 else 0  # bigG alone has another ratio
+    mlp = int(width * 4.9231) if width == 1664 else 0  # only bigG has another ratio
     tower = VisionConfig(width, layers, heads, mlp, patch_size=patch, image_size=image)
     return ClipConfig(tower, TextConfig(*text), embed_dim)
 

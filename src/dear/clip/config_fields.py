@@ -1,4 +1,4 @@
-"""Fields of a checkpoint's configuration file, each checked and the file named in every refusal."""
+"""Checked access to the fields of a checkpoint's configuration file; errors name the file."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ class Fields(dict[str, Any]):
 
     def __init__(self, value: Any, source: str) -> None:
         if not isinstance(value, dict):
-            raise CheckpointError(f"{source}: is not the configuration of a CLIP (an object was expected)")
+            raise CheckpointError(
+                f"{source}: the configuration of a CLIP must be an object, got {value!r:.40}"
+            )
         super().__init__(value)
         self.source = source
 
     def section(self, key: str) -> Fields:
-        """An object within it; empty where it is missing."""
+        """A nested object; empty if it is missing."""
         value = self.get(key)
         return Fields({} if value is None else value, self.source)
 
     def with_defaults(self, defaults: dict[str, Any]) -> Fields:
-        """The same with values for what is missing."""
+        """The same fields, with defaults for missing ones."""
         return Fields({**defaults, **self}, self.source)
 
     def integer(self, key: str) -> int:
@@ -41,9 +43,9 @@ class Fields(dict[str, Any]):
         return float(value)
 
     def flag(self, key: str) -> bool:
-        """True or false; false where it is missing."""
+        """A boolean; false if it is missing."""
         value = self.get(key, False)
-        self.need(isinstance(value, bool), f"{key} = {value!r}, which is neither true nor false")
+        self.need(isinstance(value, bool), f"{key} = {value!r} instead of true or false")
         return bool(value)
 
     def side(self, key: str) -> int:
@@ -54,7 +56,7 @@ class Fields(dict[str, Any]):
         return Fields({key: value}, self.source).integer(key)
 
     def need(self, condition: bool, fault: str) -> None:
-        """Refuse what is not supported."""
+        """Refuse an unsupported setting."""
         if not condition:
             raise CheckpointError(f"{self.source}: {fault} is not supported")
 
@@ -76,4 +78,4 @@ def _color(value: Any, name: str) -> tuple[float, float, float]:
         r, g, b = value
         if all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < 1e6 for v in value):
             return float(r), float(g), float(b)
-    raise CheckpointError(f"the {name} of the images must be three numbers, not {value!r}")
+    raise CheckpointError(f"the images' {name} must be three numbers, got {value!r}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dear.clip.config import CLIP_MEAN, CLIP_STD, ClipConfig, TextConfig, VisionConfig
 from dear.clip.config_fields import Fields, build_config
 from dear.errors import CheckpointError, UsageError
 
-# What transformers assumes where config.json does not say it; the published files list a few fields only.
+# The defaults of transformers; published config.json files contain only a few fields.
 _TOWER: dict[str, Any] = {
     "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
     "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
@@ -28,7 +29,7 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
 }
 _HALF = (0.5, 0.5, 0.5)
-_SIGLIP_END = 1  # in both vocabularies, whatever the files' eos_token_id says
+_SIGLIP_END = 1  # in both vocabularies; eos_token_id in the files is wrong
 _GEMMA_VOCAB = 100_000  # SigLIP 2's vocabulary is larger, the first SigLIP's smaller
 #: Model types that are refused, and why.
 _REFUSED = {
@@ -41,7 +42,7 @@ _REFUSED = {
 SIGLIP_VISION: dict[str, Any] = {
     "class_token": False, "patch_bias": True, "pre_norm": False, "pool": "attention", "projection": False,
 }  # fmt: skip
-"""What the image tower of every SigLIP is made of."""
+"""Settings of the image tower of every SigLIP."""
 KNOWN = ("clip", "metaclip_2", "siglip")  #: values of model_type that can be loaded
 
 
@@ -72,19 +73,19 @@ def from_huggingface(raw: Any, preprocessor: Any, source: str) -> ClipConfig:
 
 
 def _clip_parts(top: Fields, text: Fields, kind: str) -> dict[str, Any]:
-    """What CLIP and MetaCLIP 2 are made of."""
+    """Settings of CLIP and MetaCLIP 2."""
     end, vocab, words = text["eos_token_id"], text.integer("vocab_size"), dict[str, Any]()
     if kind == "metaclip_2":
         words = {"pool": "end", "end": text.integer("eos_token_id"), "clean": "none"}
     else:
-        # Older files say 2 and mean the largest id in the text, which is where CLIP's end token is.
+        # Older files contain 2 for the largest id, which is CLIP's end token.
         text.need(end in (2, vocab - 1, 49407), f"texts that end with token {end!r}")
     embed_dim = top.with_defaults({"projection_dim": 512}).integer("projection_dim")
     return {"vision": {}, "text": words, "embed_dim": embed_dim}
 
 
 def _siglip_parts(vision: Fields, text: Fields) -> dict[str, Any]:
-    """What SigLIP is made of."""
+    """Settings of SigLIP."""
     vision.need(vision.get("vision_use_head", True) is True, "a SigLIP without its pooling head")
     clean = "lower" if text.integer("vocab_size") > _GEMMA_VOCAB else "punctuation"
     return {
@@ -104,7 +105,7 @@ def _siglip_parts(vision: Fields, text: Fields) -> dict[str, Any]:
 
 
 def _tower(top: Fields, tower: str, defaults: dict[str, Any]) -> Fields:
-    """One tower's fields; a legacy `*_config_dict` replaces them all, as transformers does it."""
+    """One tower's fields; a legacy `*_config_dict` takes precedence, as in transformers."""
     current, legacy = f"{tower}_config", f"{tower}_config_dict"
     if top.get(legacy) is None:
         return top.section(current).with_defaults(defaults)
@@ -134,6 +135,9 @@ def _images(preprocessor: Any, size: int, siglip: bool, source: str) -> dict[str
     fields = Fields({} if preprocessor is None else preprocessor, source)
     for key in ("do_normalize", "do_rescale", "do_resize"):
         fields.need(fields.get(key, True) is True, f"images with {key} = {fields.get(key)!r}")
+    factor = fields.get("rescale_factor", 1 / 255)
+    fits = isinstance(factor, float) and math.isclose(factor, 1 / 255, rel_tol=1e-6)
+    fields.need(fits, f"rescale_factor = {factor!r} (only 1/255)")
     sizes = fields.get("size", {"height": size, "width": size} if siglip else size)
     squash = isinstance(sizes, dict) and "height" in sizes
     sides = list(sizes.values()) if isinstance(sizes, dict) else [sizes]

@@ -10,14 +10,14 @@ from dear.clip.config_fields import Fields, build_config
 from dear.clip.config_huggingface import SIGLIP_VISION
 from dear.errors import CheckpointError
 
-# What OpenCLIP assumes; a key that is not here must have the value that switches its feature off.
+# OpenCLIP's defaults; every other key must have the value that turns its feature off.
 _VISION = {
     "layers": 12, "width": 768, "head_width": 64, "mlp_ratio": 4.0, "patch_size": 16, "image_size": 224,
 }  # fmt: skip
 _TEXT = {
     "context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12, "mlp_ratio": 4.0,
 }  # fmt: skip
-_IGNORED = {  # matter in training, or to intermediate outputs only
+_IGNORED = {  # used in training or for intermediate outputs only
     *("patch_dropout", "output_tokens", "hf_proj_type", "hf_pooler_type", "hf_model_pretrained"),
     *("timm_model_pretrained", "timm_drop", "timm_drop_path", "attn_pooler_queries", "attn_pooler_heads"),
     *("pad_id", "eos_id", "hf_tokenizer_name", "tokenizer_kwargs"),
@@ -26,7 +26,7 @@ _USUAL = {"pos_embed_type": ("learnable",), "proj_type": ("linear",), "pool_type
 _TEXT_POOLS = {"argmax": "largest", "eos": "end", "last": "last"}
 _CLEANINGS = ("canonicalize", "lower", "whitespace")
 
-# timm's names: (width, layers, heads, mlp). SigLIP's of one width share them at every image size.
+# Sizes in timm's names: (width, layers, heads, mlp), the same for every image size.
 _SIGLIP_SIZES = {
     "base": (768, 12, 12, 3072),
     "large": (1024, 24, 16, 4096),
@@ -43,7 +43,7 @@ _CLIP_SIZES = {"base": (768, 12, 12, 3072), "large": (1024, 24, 16, 4096), "huge
 _SIGLIP = re.compile(r"vit_(base|large|so400m|giantopt)_patch(\d+)_siglip_\d+")
 _PERCEPTION = re.compile(r"vit_pe_core_(tiny|small|base|large)_patch(\d+)_\d+")
 _CLIP = re.compile(r"vit_(base|large|huge)_patch(\d+)_clip_(quickgelu_)?\d+")
-_INSTEAD = "take a vision transformer, such as ViT-B-16 of DataComp or SigLIP 2"
+_INSTEAD = "use a vision transformer, such as ViT-B-16 of DataComp or SigLIP 2"
 _WITHOUT_HEADS = ("convnext", "resnet", "fastvit", "mobile", "efficient", "mci", "vitamin", "swin", "naflex")
 
 
@@ -72,7 +72,7 @@ def from_openclip(raw: Any, source: str) -> ClipConfig:
 def _openclip_vision(section: Fields, activation: str) -> dict[str, Any]:
     """OpenCLIP's vision transformer."""
     if isinstance(section.get("layers"), list):
-        raise CheckpointError(f"{section.source}: is a ResNet, which has no attention heads; {_INSTEAD}")
+        raise CheckpointError(f"{section.source}: a ResNet has no attention heads; {_INSTEAD}")
     _plain(section, set(_VISION), "vision_cfg")
     vision = section.with_defaults(_VISION)
     width, head_width = vision.integer("width"), vision.integer("head_width")
@@ -112,7 +112,7 @@ def _timm_vision(vision: Fields) -> dict[str, Any]:
         return {**_sizes(_CLIP_SIZES, match, activation), **size, "projection_bias": True}
     if any(word in name for word in _WITHOUT_HEADS):
         raise CheckpointError(
-            f"{vision.source}: the image tower {name[:80]} is no plain transformer with attention heads; "
+            f"{vision.source}: the image tower {name[:80]} is not a plain transformer with attention heads; "
             f"{_INSTEAD}"
         )
     raise CheckpointError(f"{vision.source}: the image tower {name[:80]!r} is not known; {_INSTEAD}")
@@ -130,8 +130,8 @@ def _text(section: Fields, activation: str) -> dict[str, Any]:
     """OpenCLIP's text transformer."""
     if section.get("hf_model_name"):
         raise CheckpointError(
-            f"{section.source}: has a language model of transformers as its text tower; take MetaCLIP 2 or "
-            "SigLIP 2 for other languages"
+            f"{section.source}: language models of transformers are not supported as text towers; use "
+            "MetaCLIP 2 or SigLIP 2 for other languages"
         )
     optional = {"no_causal_mask", "proj_bias", "pool_type", "norm_kwargs", "act_kwargs"}
     _plain(section, set(_TEXT) | optional, "text_cfg")
@@ -196,12 +196,12 @@ def _images(images: Fields) -> dict[str, Any]:
 
 
 def _plain(section: Fields, known: set[str], name: str) -> None:
-    """Refuse what changes the towers: an unknown option is accepted only if it is off."""
+    """Refuse unknown options that change the towers; they are accepted only if they are off."""
     for key, value in section.items():
         off = value is None or value is False or value == 0 or value in ({}, [], "")
         if key in known or key in _IGNORED or off or value in _USUAL.get(key, ()):
             continue
         raise CheckpointError(
-            f"{section.source}: {name}.{key} = {value!r} is a part of OpenCLIP that is not supported; "
-            "only CLIP's own vision transformers and text towers can be loaded"
+            f"{section.source}: {name}.{key} = {value!r} is not supported; only plain vision transformers "
+            "and text towers of CLIP can be loaded"
         )

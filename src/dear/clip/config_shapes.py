@@ -22,14 +22,14 @@ _PERCEPTION_IMAGES = {
 
 
 def from_shapes(tensors: Mapping[str, Tensor], activation: str, source: str) -> ClipConfig:
-    """The sizes of OpenAI's or PE-Core's state dict, read off its tensors; in both a head is 64 wide."""
+    """The architecture of OpenAI's or PE-Core's state dict; heads of both are 64 wide."""
 
     def shape(name: str, rank: int) -> tuple[int, ...]:
         if name not in tensors:
             raise CheckpointError(f"{source}: the tensors do not fit this CLIP: missing {name}")
         if tensors[name].dim() != rank:
             raise CheckpointError(
-                f"{source}: {name} is {list(tensors[name].shape)}, expected {rank} numbers of shape"
+                f"{source}: {name} must have {rank} axes, got the shape {list(tensors[name].shape)}"
             )
         return tuple(tensors[name].shape)
 
@@ -37,7 +37,9 @@ def from_shapes(tensors: Mapping[str, Tensor], activation: str, source: str) -> 
         start = f"{prefix}transformer.resblocks."
         indices = {name[len(start) :].split(".")[0] for name in tensors if name.startswith(start)}
         if width % 64:
-            raise CheckpointError(f"{source}: its width {width} is not a multiple of 64, which a head's is")
+            raise CheckpointError(
+                f"{source}: the width must be a multiple of 64, a head's width, got {width}"
+            )
         mlp = shape(f"{start}0.mlp.c_fc.weight", 2)[0]
         return {
             "width": width,

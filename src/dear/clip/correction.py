@@ -1,8 +1,7 @@
-"""A fixed change of the image feature: some heads left out of the sum, then an affine map.
+"""A fixed change of the image feature: the terms of some heads are removed, then an affine map is applied.
 
-The feature is the sum of what every head adds and a rest (`dear.heads.contributions`). A correction leaves
-out the terms of some heads, exactly (the rest of the computation stays as it is), and applies `f A + b`.
-The towers do not know where a correction comes from.
+The feature is the sum of the contributions of all heads and a rest (`dear.heads.contributions`). A correction
+removes the terms of some heads exactly and applies `f A + b`; the rest of the computation is unchanged.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ class Correction:
 
     matrix: Tensor  #: A, float32 [E, E]
     bias: Tensor  #: b, float32 [E]
-    heads: tuple[Head, ...] = ()  #: (layer, head) pairs whose terms are left out
-    note: str = ""  #: what it is for, for people
+    heads: tuple[Head, ...] = ()  #: (layer, head) pairs whose terms are removed
+    note: str = ""  #: its purpose, for people
     digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         width = self.bias.numel()
         if self.bias.shape != (width,) or self.matrix.shape != (width, width):
             raise UsageError(
-                f"a correction is a matrix [E, E] and a bias [E]; got {list(self.matrix.shape)} and "
+                f"a correction must have a matrix [E, E] and a bias [E], got {list(self.matrix.shape)} and "
                 f"{list(self.bias.shape)}"
             )
         if not (bool(self.matrix.isfinite().all()) and bool(self.bias.isfinite().all())):
-            raise UsageError("a correction must be made of finite numbers")
+            raise UsageError("matrix and bias of a correction must be finite, got NaN or infinity")
         if len(set(self.heads)) != len(self.heads):
-            raise UsageError("a correction names a head twice")
+            raise UsageError(f"heads of a correction must be distinct, got {self.heads}")
         tensors = (tensor.detach().to("cpu", torch.float32) for tensor in (self.matrix, self.bias))
         values = (tensor.contiguous().numpy().astype("<f4").tobytes() for tensor in tensors)
         object.__setattr__(self, "digest", f"sha256:{of_parts(repr(self.heads), *values).hex()}")
@@ -54,66 +53,78 @@ class Correction:
 
     @property
     def described(self) -> dict[str, Any]:
-        """Plain values that identify it, without its tensors."""
+        """Plain values that identify the correction, without its tensors."""
         return {"note": self.note, "heads": [list(head) for head in self.heads], "digest": self.digest}
 
     @property
     def foldable(self) -> bool:
-        """Whether a plain CLIP can have it in its weights: no heads are left out."""
+        """Whether the weights of a plain CLIP can contain it: it removes no heads."""
         return not self.heads
 
 
 @torch.no_grad()
 def folded(proj: Tensor, weight: Tensor, bias: Tensor, correction: Correction) -> tuple[Tensor, Tensor]:
-    """Projection [D, E] and norm bias [D] that give the corrected features in a plain CLIP.
+    """Projection [D, E] and norm bias [D] with which a plain CLIP computes the corrected features.
 
     A plain CLIP has no bias after its projection. But the rows `y = n w + c` of the final norm satisfy one
     linear equation: n sums to 0, so `y · (1/w) = c · (1/w)` is the same for every image. With `u = 1/w`,
     `y' = y + t u` (a change of the norm's bias) and `P' = P A + u g^T`, the feature is
-    `y P A + t u P A + (c · u + t |u|²) g`; g is chosen so that all but the first term is the bias wanted.
+    `y P A + t u P A + (c · u + t |u|²) g`; g is chosen so that the last two terms sum to the bias b.
     """
     if not correction.foldable:
         raise UsageError(
-            "a removal of heads depends on the image and cannot be folded into a plain CLIP; remove the "
-            "concept by words or by examples"
+            "only corrections without removed heads can be folded into a plain CLIP; remove the concept by "
+            "words or by examples"
         )
     P, w, c = proj.double(), weight.double(), bias.double()
     if bool((w == 0).any()):
-        raise UsageError("the final norm has a weight of 0: the correction cannot be folded into this CLIP")
+        raise UsageError("folding a correction needs a final norm without weights of 0")
     A, b = correction.matrix.to(P), correction.bias.to(P)
     u = 1 / w
-    # With t the constant is as large as |u|, so g is no larger than the bias it contributes.
+    # t makes the constant c · u + t |u|² equal to |u|, so that g is no larger than the bias it adds.
     t = (u.norm() - c @ u) / (u @ u)
     g = (b - t * (u @ P @ A)) / (c @ u + t * (u @ u))
     return (P @ A + torch.outer(u, g)).to(proj), (c + t * u).to(bias)
 
 
 class AppliedCorrection(NamedTuple):
-    """A correction as an image tower applies it, on the tower's device."""
+    """A correction prepared for an image tower, on the tower's device.
 
-    heads: tuple[Head, ...]  #: whose terms are left out, sorted
+    Where every image of a batch has its own, the tensors have a leading dimension B: matrices [B, E, E] and
+    biases [B, 1, E] apply to rows [B, R, E].
+    """
+
+    heads: tuple[Head, ...]  #: heads whose terms are removed, sorted
     matrix: Tensor  #: A [E, E]
     bias: Tensor  #: b [E]
     pooled_matrix: Tensor  #: [D, D], for pooled vectors
     pooled_bias: Tensor  #: [D]
 
+    def feature(self, features: Tensor) -> Tensor:
+        """Features [..., E] after the affine map."""
+        return features @ self.matrix.to(features) + self.bias.to(features)
+
+    def pooled(self, pooled: Tensor) -> Tensor:
+        """Pooled vectors [..., D] reduced to their corrected feature."""
+        return pooled @ self.pooled_matrix.to(pooled) + self.pooled_bias.to(pooled)
+
 
 @torch.no_grad()
 def apply_to(visual: VisionTower, correction: Correction) -> AppliedCorrection:
-    """The correction for a tower, with the map that leaves in pooled vectors y only the corrected feature.
+    """The correction for a tower, with the map that reduces pooled vectors y to their corrected feature.
 
     The feature is `y P + p`; the shortest vector with the feature `(y P + p) A + b` is
-    `y P A P^+ + (p A + b - p) P^+`, P^+ the pseudoinverse of the projection.
+    `y P A P^+ + (p A + b - p) P^+`, with P^+ the pseudoinverse of the projection.
     """
-    P = visual.space_matrix().double()
+    P = visual.projection_matrix().double()
     A, b = correction.matrix.to(P), correction.bias.to(P)
     p = torch.zeros_like(b) if visual.proj_bias is None else visual.proj_bias.to(P)
-    back = torch.linalg.pinv(P)
+    inverse = torch.linalg.pinv(P)  # [E, D]
     device = visual.positions.device
     return AppliedCorrection(
         tuple(sorted(correction.heads)),
         correction.matrix.to(device),
         correction.bias.to(device),
-        (P @ A @ back).float(),
-        ((p @ A + b - p) @ back).float(),
+        (P @ A @ inverse).float(),
+        ((p @ A + b - p) @ inverse).float(),
     )

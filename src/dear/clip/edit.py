@@ -1,8 +1,10 @@
 """Changes of a tower, layer by layer, and records of its activations.
 
-What a method changes in a tower is an `Edit`: it names extra tokens and, for every layer it touches, a
-`LayerEdit`: what those tokens are on the way into the layer, and how each head's attention differs there
-(mask, gate, low-rank change of q, k, v). The tower applies it and knows no method.
+An `Edit` is what a method changes in a tower: the number of extra tokens and, for every layer it changes, a
+`LayerEdit` with the tokens' input and the changes of each head's attention (mask, gate, low-rank change of
+q, k, v). The tower applies it without knowing the method.
+
+Shapes: B batch, N original tokens, T extra tokens, H heads, D width, d width of a head, r rank.
 """
 
 from __future__ import annotations
@@ -28,24 +30,24 @@ class LowRank:
     down: Tensor  #: [H or 1, r, D]
     up: Tensor  #: [H, d, r]
     scale: float = 1.0
-    dropout: float = 0.0  #: probability with which an element of the input is set to 0, for training
+    dropout: float = 0.0  #: probability of setting an element of the input to 0, in training
 
     def __call__(self, x: Tensor) -> Tensor:
         """The change of the projection's output for inputs x [B, N, D]: [B, H, N, d]."""
         if self.dropout:
             x = F.dropout(x, self.dropout)
-        inner = torch.einsum("bnw,hrw->bhnr", x, self.down.to(x))
+        inner = torch.einsum("bnw,hrw->bhnr", x, self.down.to(x))  # [B, H or 1, N, r]
         return self.scale * torch.einsum("bhnr,hdr->bhnd", inner, self.up.to(x))
 
     def matrix(self) -> Tensor:
         """The change as one matrix [H*d, D], to be added to the projection's weight."""
-        down = self.down.expand(self.up.shape[0], -1, -1)
-        return self.scale * torch.einsum("hdr,hrw->hdw", self.up, down).flatten(0, 1)
+        down = self.down.expand(self.up.shape[0], -1, -1)  # [H, r, D]
+        return self.scale * torch.einsum("hdr,hrw->hdw", self.up, down).flatten(0, 1)  # [H*d, D]
 
 
 @dataclass(frozen=True)
 class BlockMask:
-    """Which tokens each head lets read which: the original tokens are one block, then each extra token.
+    """Which tokens may read which, per head: the original tokens are one block, each extra token another.
 
     `visible[h, 0, 0]`: originals read originals (always true); `[h, 0, 1 + t]`: originals read token t;
     `[h, 1 + t, 0]`: token t reads the originals; `[h, 1 + t, 1 + u]`: token t reads token u.
@@ -60,23 +62,23 @@ class BlockMask:
         shape = self.visible.shape
         if self.visible.dtype != torch.bool or len(shape) != 3 or shape[1] != shape[2]:
             raise UsageError(
-                f"a block mask is bool [H, 1+T, 1+T]; got {self.visible.dtype} {tuple(self.visible.shape)}"
+                f"a block mask must be bool [H, 1+T, 1+T], got {self.visible.dtype} {list(shape)}"
             )
         if not bool(self.visible.any(dim=2).all()):
             head, row = (~self.visible.any(dim=2)).nonzero()[0].tolist()
-            raise UsageError(f"head {head} leaves row {row} of its mask empty: that token could read nothing")
+            raise UsageError(f"row {row} of head {head}'s mask must allow at least one token, got none")
         if not bool(self.visible[:, 0, 0].all()):
             head = int((~self.visible[:, 0, 0]).nonzero()[0])
             raise UsageError(
-                f"head {head} hides the original tokens from each other (visible[{head}, 0, 0] is false); a "
-                "block mask cannot say that, use a mask of [H, N, N]"
+                f"visible[{head}, 0, 0] must be true: a block mask cannot hide original tokens from each "
+                "other; use a mask of [H, N, N]"
             )
 
     @cached_property
     def isolated(self) -> tuple[bool, ...]:
-        """For each head: whether original and extra tokens do not see each other at all."""
-        apart = ~self.visible[:, 0, 1:].any(1) & ~self.visible[:, 1:, 0].any(1)
-        return tuple(bool(flag) for flag in apart)
+        """For each head: whether original and extra tokens do not read each other at all."""
+        isolated = ~self.visible[:, 0, 1:].any(1) & ~self.visible[:, 1:, 0].any(1)  # [H]
+        return tuple(bool(flag) for flag in isolated)
 
     def additive(self, originals: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The mask to add to the scores, [H, N + T, N + T], for N originals followed by T extra tokens."""
@@ -92,18 +94,17 @@ class BlockMask:
 
 @dataclass(frozen=True)
 class LayerEdit:
-    """What changes in one layer. A field that is not set changes nothing."""
+    """Changes of one layer. A field that is not set changes nothing."""
 
     tokens: Tensor | None = None  #: the extra tokens' input of this layer, [T, D] or [B, T, D]
-    token_weight: float = (
-        1.0  #: weight of `tokens` against the tokens' output of the layer before (eq. 5: beta)
-    )
+    #: weight of `tokens` relative to the tokens' output of the previous layer (eq. 5: beta)
+    token_weight: float = 1.0
     mask: Tensor | BlockMask | None = None  #: added to the scores, [(B,) H or 1, N + T, N + T], or blocks
-    gate: Tensor | None = None  #: [H], multiplied on each head's output
+    gate: Tensor | None = None  #: [H], factor of each head's output
     q: LowRank | None = None
     k: LowRank | None = None
     v: LowRank | None = None
-    added: Mapping[str, Tensor] | None = None  #: by parameter name ("ln_1.weight"): added to the layer's
+    added: Mapping[str, Tensor] | None = None  #: by parameter name ("ln_1.weight"): added to that parameter
 
     def __post_init__(self) -> None:
         for name, value, axes in (
@@ -113,7 +114,7 @@ class LayerEdit:
         ):
             if isinstance(value, Tensor) and value.ndim not in axes:
                 raise UsageError(
-                    f"{name} of a layer must have {' or '.join(map(str, axes))} axes; got {list(value.shape)}"
+                    f"{name} of a layer must have {' or '.join(map(str, axes))} axes, got {list(value.shape)}"
                 )
 
 
@@ -134,87 +135,88 @@ class Edit:
     def __post_init__(self) -> None:
         for layer, change in self.layers.items():
             if layer < 1:
-                raise UsageError(f"layer {layer} does not exist: layers count from 1")
+                raise UsageError(f"layers count from 1, got {layer}")
             if isinstance(change.mask, BlockMask) and self.at is not None:
-                raise UsageError("a block mask needs its extra tokens at the end of the sequence (at=None)")
+                raise UsageError(f"a block mask needs extra tokens at the end (at=None), got at={self.at}")
             if change.tokens is not None and change.tokens.shape[-2] != self.count:
                 raise UsageError(
-                    f"layer {layer} brings {change.tokens.shape[-2]} tokens, the edit says {self.count}"
+                    f"tokens of layer {layer} must be {self.count}, as the edit's count, got "
+                    f"{change.tokens.shape[-2]}"
                 )
         if self.count and self.first is None:
-            raise UsageError(f"the edit has {self.count} extra tokens but no layer brings them in")
+            raise UsageError(f"an edit with {self.count} extra tokens must set `tokens` in a layer")
 
     @property
     def first(self) -> int | None:
-        """The layer at which the extra tokens enter; None without any."""
+        """The layer at which the extra tokens are inserted; None without any."""
         entering = [layer for layer, change in self.layers.items() if change.tokens is not None]
         return min(entering) if entering else None
 
 
 def insert_tokens(x: Tensor, edit: Edit, layer: int) -> Tensor:
-    """Put the extra tokens' input of this layer into the sequence (eq. 5 and 6)."""
+    """Insert the extra tokens' input of a layer into x [B, N or N + T, D] (eq. 5 and 6): [B, N + T, D]."""
     change = edit.layers.get(layer)
     if change is None or change.tokens is None:
-        return x  # the tokens keep the output of the layer before
-    fresh = tokens_for(change.tokens, x).expand(x.shape[0], -1, -1)  # [B, T, D]
+        return x  # the tokens keep the output of the previous layer
+    tokens = match_tokens(change.tokens, x).expand(x.shape[0], -1, -1)  # [B, T, D]
     if layer == edit.first:
         start = x.shape[1] if edit.at is None else edit.at
-        return torch.cat([x[:, :start], fresh, x[:, start:]], dim=1)
+        return torch.cat([x[:, :start], tokens, x[:, start:]], dim=1)
     start = x.shape[1] - edit.count if edit.at is None else edit.at
     stop = start + edit.count
     if change.token_weight != 1.0:
-        fresh = change.token_weight * fresh + (1.0 - change.token_weight) * x[:, start:stop]
-    return torch.cat([x[:, :start], fresh, x[:, stop:]], dim=1)
+        tokens = change.token_weight * tokens + (1.0 - change.token_weight) * x[:, start:stop]
+    return torch.cat([x[:, :start], tokens, x[:, stop:]], dim=1)
 
 
-def tokens_for(tokens: Tensor, x: Tensor) -> Tensor:
+def match_tokens(tokens: Tensor, x: Tensor) -> Tensor:
     """Extra tokens [T, D], [1, T, D] or [B, T, D] on the device and in the precision of x [B, N, D]."""
-    # The batch first: an exported graph must not depend on whether it is 1.
+    # The batch size comes first: an exported graph must not depend on whether it is 1.
     batches = (x.shape[0], 1) if tokens.ndim == 3 else (tokens.shape[0],)
     if tokens.shape[0] not in batches or tokens.shape[-1] != x.shape[-1]:
         raise UsageError(
-            f"extra tokens of {list(tokens.shape)} do not fit activations of {list(x.shape)}; give "
-            f"[T, {x.shape[-1]}] or [{x.shape[0]}, T, {x.shape[-1]}]"
+            f"extra tokens for activations {list(x.shape)} must be [T, {x.shape[-1]}] or "
+            f"[{x.shape[0]}, T, {x.shape[-1]}], got {list(tokens.shape)}"
         )
     return tokens.to(x)
 
 
 class Record(Mapping[str, Tensor]):
-    """Activations kept from a run: a mapping from stable dotted names to tensors.
+    """Activations of a run: a mapping from stable dotted names to tensors.
 
     Pass one to `Tower.run`. Layers count from 1; R is the number of recorded rows:
     `blocks.9.attn.heads` [B, H, R, d] (before the output projection), `blocks.9.attn.pattern` [B, H, R, N]
     (with `pattern=True`), `blocks.9.mlp` [B, R, D], `blocks.9.out` [B, R, D].
 
     Args:
-        rows: which rows of the sequence to keep, in every layer; the class token alone by default.
-        pattern: also keep the attention pattern of those rows.
+        rows: rows of the sequence to record in every layer; by default the class token alone.
+        pattern: also record the attention pattern of those rows.
     """
 
     def __init__(self, rows: slice = slice(0, 1), pattern: bool = False) -> None:
         self.rows = rows
         self.pattern = pattern
-        self._kept: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}
 
     def rows_within(self, read: Tensor, length: int) -> Tensor | None:
-        """Places of the recorded rows in `read` [R], if all are there; else None."""
+        """Indices of the recorded rows in `read` [R]; None if `read` lacks one of them."""
         if read.ndim != 1:
             return None
         rows = read.tolist()
-        wanted = range(length)[self.rows]
-        if not set(wanted) <= set(rows):
+        recorded = range(length)[self.rows]
+        if not set(recorded) <= set(rows):
             return None
-        return torch.tensor([rows.index(row) for row in wanted], dtype=torch.long, device=read.device)
+        return torch.tensor([rows.index(row) for row in recorded], dtype=torch.long, device=read.device)
 
     def keep(self, name: str, value: Tensor) -> None:
         """Store `value` under `name`."""
-        self._kept[name] = value
+        self._tensors[name] = value
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._kept[name]
+        return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._kept)
+        return iter(self._tensors)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._tensors)

@@ -28,15 +28,15 @@ def load(
     """Load a CLIP, frozen and in eval mode.
 
     Args:
-        source: an embedded name ("mini"), a hub name ("openai/clip-vit-base-patch16", a revision behind
+        source: an embedded name ("mini"), a hub name ("openai/clip-vit-base-patch16", a revision after
             "@"), a folder in Hugging Face's or OpenCLIP's layout, or a weight file (also OpenAI's
-            `ViT-B-16.pt`). A folder called like an embedded name is reached as "./mini".
+            `ViT-B-16.pt`). A folder with the name of an embedded backbone is loaded as "./mini".
         device: where the weights go.
         dtype: their precision. Norms and the logit scale keep the checkpoint's, where that is higher.
-        activation: "quick_gelu" or "gelu", only for a bare weight file that does not say.
+        activation: "quick_gelu" or "gelu", only for a bare weight file that does not store it.
 
     Raises:
-        CheckpointError: nothing is called so, it cannot be downloaded, or it is not a whole CLIP.
+        CheckpointError: there is no such backbone, it cannot be downloaded, or it is not a complete CLIP.
         UsageError: an unknown device, precision or activation.
 
     Example:
@@ -49,7 +49,7 @@ def load(
     except RuntimeError as error:
         raise UsageError(f"device {device!r} is not known ({reason_of(error)})") from None
     if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise UsageError(f"dtype {dtype} cannot hold a CLIP; use float32, bfloat16 or float16")
+        raise UsageError(f"dtype must be float32, float64, bfloat16 or float16, got {dtype}")
     name, path = locate(source)
     before = stamp(path)
     clip = build(read_checkpoint(path, activation), name, device, dtype)
@@ -93,7 +93,7 @@ def list_backbones() -> tuple[str, ...]:
 
 
 def build(checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.dtype) -> Clip:
-    """Put a checkpoint's tensors into a model without allocating them twice."""
+    """A model with a checkpoint's tensors, which are not copied where device and precision allow it."""
     state = checkpoint.state
     rows = len(state["text.tokens"]) if "text.rows" in state else None
     with torch.device("meta"):
@@ -103,7 +103,7 @@ def build(checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.
     clip.tokenizer = checkpoint.tokenizer
     clip.requires_grad_(False)
     if dtype in (torch.float16, torch.bfloat16):
-        # The identity is that of the checkpoint's values, before this call rounds them.
+        # The identity is that of the checkpoint's values before rounding.
         clip.digests = WeightDigests.of(state)
     return clip
 
@@ -122,22 +122,26 @@ def _place(name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) 
         ) from None
     if dtype == torch.float16 != tensor.dtype and not bool(torch.isfinite(placed).all()):
         raise UsageError(
-            f"the weights {name} hold numbers that float16 cannot (over 65,504); use bfloat16 or float32"
+            f"weights in float16 must not exceed 65,504, but {name} does; use bfloat16 or float32"
         )
     return placed
 
 
 def pick_device(name: str) -> str:
-    """The device to use: "auto" is the first GPU where there is one, else the CPU.
+    """The device to use: "auto" is the first GPU (CUDA, else Apple's "mps") where there is one, else the CPU.
 
     >>> pick_device("cpu")
     'cpu'
     """
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         reason = reason_of(error).partition(",")[0]
-        raise UsageError(f"device {name}: not usable here ({reason[:80]}); use cpu, cuda or auto") from None
+        raise UsageError(
+            f"device {name} is not available ({reason[:80]}); use cpu, cuda, mps or auto"
+        ) from None
     return name

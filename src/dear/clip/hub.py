@@ -1,9 +1,8 @@
-"""Downloads a backbone from the Hugging Face hub: complete, checked, resumable, and offline afterwards."""
+"""Downloads a backbone from the Hugging Face hub: complete, verified, resumable, and usable offline."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -15,12 +14,12 @@ from dear.clip.checkpoint import HF_CONFIG, HF_IMAGES, HF_WEIGHTS, OPENCLIP_CONF
 from dear.clip.config_huggingface import KNOWN
 from dear.clip.tokenizer_file import FILES as TOKENIZER
 from dear.errors import CheckpointError, DearError, reason_of
+from dear.utils import digest
 from dear.utils.files import read_json
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?", re.ASCII)
 _TIMEOUT_SECONDS = 20.0
-_CHUNK = 8 * 1024 * 1024
-_DECIDING = (HF_CONFIG, OPENCLIP_CONFIG, *(name for name in HF_WEIGHTS if name.endswith(".index.json")))
+_CONFIG_FILES = (HF_CONFIG, OPENCLIP_CONFIG, *(name for name in HF_WEIGHTS if name.endswith(".index.json")))
 
 
 def is_hub_name(text: str) -> bool:
@@ -34,11 +33,11 @@ def is_hub_name(text: str) -> bool:
 
 
 def fetch(name: str, cache_dir: str | Path | None = None, endpoint: str | None = None) -> Path:
-    """The folder of a hub backbone on this machine, downloaded if it is not here yet.
+    """The local folder of a hub backbone, downloaded if necessary.
 
     `name` is `owner/name`, or `owner/name@revision` with a branch, tag or commit. The cache is
-    huggingface-hub's (`HF_HOME`, `HF_HUB_CACHE`) unless `cache_dir` is set; what is in it is not
-    downloaded again.
+    huggingface-hub's (`HF_HOME`, `HF_HUB_CACHE`) unless `cache_dir` is set; cached files are not downloaded
+    again.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.constants import HF_HUB_OFFLINE
@@ -49,9 +48,9 @@ def fetch(name: str, cache_dir: str | Path | None = None, endpoint: str | None =
     )
     folder = _cached(repository, revision, cache_dir)
     if folder is not None:
-        with contextlib.suppress(DearError):  # what is there is not complete
-            there = {path.name for path in folder.iterdir() if path.exists()}
-            if set(_wanted(name, there, folder)) <= there:
+        with contextlib.suppress(DearError):  # an incomplete folder is downloaded again
+            present = {path.name for path in folder.iterdir() if path.exists()}
+            if set(_model_files(name, present, folder)) <= present:
                 return folder
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"} or HF_HUB_OFFLINE:
         raise CheckpointError(
@@ -60,14 +59,14 @@ def fetch(name: str, cache_dir: str | Path | None = None, endpoint: str | None =
         )
     with _named_errors(name):
         commit, files = _list(repository, revision, endpoint)
-        folder = Path(download(allow_patterns=list(_DECIDING)))
-        for file in {*_DECIDING} & {*files}:
+        folder = Path(download(allow_patterns=list(_CONFIG_FILES)))
+        for file in {*_CONFIG_FILES} & {*files}:
             _check(name, folder / file)
-        wanted = list(_wanted(name, files, folder))
-        folder = Path(download(allow_patterns=wanted))
+        needed = list(_model_files(name, files, folder))
+        folder = Path(download(allow_patterns=needed))
     if folder.name != commit:
         raise CheckpointError(f"{name}: the repository changed during the download; try again")
-    for file in wanted:
+    for file in needed:
         _check(name, folder / file)
     return folder
 
@@ -76,52 +75,52 @@ def _cached(repository: str, revision: str, cache_dir: str | Path | None) -> Pat
     """The folder of a revision in the cache, complete or not."""
     from huggingface_hub import try_to_load_from_cache
 
-    for file in _DECIDING:
+    for file in _CONFIG_FILES:
         path = try_to_load_from_cache(repository, file, cache_dir=cache_dir, revision=revision or None)
         if isinstance(path, str):
             return Path(path).parent
     return None
 
 
-def _wanted(name: str, available: Iterable[str], folder: Path) -> Iterator[str]:
-    """The files that make up the model, out of those available: Hugging Face's layout if it is there.
+def _model_files(name: str, available: Iterable[str], folder: Path) -> Iterator[str]:
+    """The files of the model among those available, preferably in Hugging Face's layout.
 
-    `folder` holds those of `_DECIDING`.
+    `folder` contains the available ones of `_CONFIG_FILES`.
     """
-    there = set(available)
-    weights = next((file for file in HF_WEIGHTS if file in there), None)
+    names = set(available)
+    weights = next((file for file in HF_WEIGHTS if file in names), None)
     kind = None
-    if HF_CONFIG in there and weights is not None:
+    if HF_CONFIG in names and weights is not None:
         raw = read_json(folder / HF_CONFIG, what="model configuration")
         kind = raw.get("model_type") if isinstance(raw, dict) else None
     if kind in KNOWN and weights is not None:
         yield HF_CONFIG
-        yield from {HF_IMAGES} & there
+        yield from {HF_IMAGES} & names
         if kind != "clip":
-            yield from _tokenizer(there)
+            yield from _tokenizer_files(names)
         if weights.endswith(".index.json"):
             yield from shards(folder / weights)
         yield weights
         return
-    weights = next((file for file in OPENCLIP_WEIGHTS if file in there), None)
-    if OPENCLIP_CONFIG not in there or weights is None:
-        raise CheckpointError(f"{name}: this repository holds no CLIP in a layout that can be loaded")
+    weights = next((file for file in OPENCLIP_WEIGHTS if file in names), None)
+    if OPENCLIP_CONFIG not in names or weights is None:
+        raise CheckpointError(f"{name}: this repository contains no CLIP in a supported layout")
     yield OPENCLIP_CONFIG
     raw = read_json(folder / OPENCLIP_CONFIG, what="model configuration")
     if "hf_tokenizer_name" in str(raw):
-        yield from _tokenizer(there)
+        yield from _tokenizer_files(names)
     yield weights
 
 
-def _tokenizer(there: set[str]) -> Iterator[str]:
-    """The tokenizer's files: tokenizer.json alone where it is there, else the sentencepiece model."""
+def _tokenizer_files(names: set[str]) -> Iterator[str]:
+    """The tokenizer's configuration, and tokenizer.json or else the sentencepiece model."""
     complete, config, *pieces = TOKENIZER
-    yield from {config} & there
-    yield from ({complete} & there) or sorted(set(pieces) & there)
+    yield from {config} & names
+    yield from ({complete} & names) or sorted(set(pieces) & names)
 
 
 def _list(repository: str, revision: str, endpoint: str | None) -> tuple[str, list[str]]:
-    """The commit that is meant, and the files of the repository there."""
+    """The commit of a revision, and the files of the repository at that commit."""
     from huggingface_hub import HfApi
 
     info: Any = HfApi(endpoint=endpoint).model_info(
@@ -132,7 +131,7 @@ def _list(repository: str, revision: str, endpoint: str | None) -> tuple[str, li
 
 @contextlib.contextmanager
 def _named_errors(name: str) -> Iterator[None]:
-    """Whatever the hub's client raises becomes one sentence that names the model."""
+    """Convert errors of the hub's client to one sentence that names the model."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
@@ -141,11 +140,11 @@ def _named_errors(name: str) -> Iterator[None]:
         raise
     except GatedRepoError:
         raise CheckpointError(
-            f"{name!r} requires you to accept its terms on the Hugging Face hub first"
+            f"{name!r} is gated; accept its terms on the Hugging Face hub and log in"
         ) from None
     except RepositoryNotFoundError:
         raise CheckpointError(
-            f"{name!r} is neither a folder here nor a model on the Hugging Face hub"
+            f"{name!r} is neither a local folder nor a model on the Hugging Face hub"
         ) from None
     except RevisionNotFoundError:
         raise CheckpointError(f"{name!r}: the model has no such branch, tag or commit") from None
@@ -157,26 +156,20 @@ def _named_errors(name: str) -> Iterator[None]:
 
 
 def _check(name: str, path: Path) -> None:
-    """Refuse and remove a file whose content is not what the hub announced.
+    """Refuse and delete a file whose content does not match the hub's checksum.
 
-    The cache names the content by the hub's checksum; where links cannot be made it is forgotten.
+    The cache names files by their checksum; on systems without symbolic links it is not stored.
     """
     if not path.is_file():
         raise CheckpointError(f"{name}: the repository lacks {path.name}, which its index names")
     checksum = Path(os.readlink(path)).name if path.is_symlink() else ""
     if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", checksum):
         return
-    # git hashes a header before the content; large files are hashed alone
-    size = path.stat().st_size
-    digest = hashlib.sha256() if len(checksum) == 64 else hashlib.sha1(b"blob %d\0" % size)
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    if digest.hexdigest() != checksum:
+    of_content = digest.of_file if len(checksum) == 64 else digest.of_git_blob
+    if of_content(path).hex() != checksum:
         for stored in {path, path.resolve()}:
             with contextlib.suppress(OSError):
                 stored.unlink()
         raise CheckpointError(
-            f"{name}: {path.name} arrived damaged (its checksum differs from what the hub announces); it was "
-            "not kept, try again"
+            f"{name}: {path.name} is damaged (its checksum differs from the hub's) and was deleted; try again"
         )

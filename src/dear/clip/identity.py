@@ -1,4 +1,4 @@
-"""Hashes that identify backbones, whichever file, layout, precision or device they come from."""
+"""Hashes that identify backbones, independent of file, layout, precision and device."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from dear.utils.user_cache import cache_folder
 def fingerprint(visual: nn.Module | Mapping[str, Tensor]) -> str:
     """`sha256:…` of names, shapes and values of a `VisionTower` or its state dict (names without `visual.`).
 
-    Values count as float32, so the same numbers stored in half precision, in another layout or on another
-    device give the same answer.
+    Values are hashed as float32, so the same values in half precision, in another layout or on another device
+    have the same hash.
 
     >>> import torch
     >>> whole = {"proj": torch.tensor([[1.0, 0.5]])}
@@ -55,8 +55,8 @@ def identity(config: ClipConfig, digests: WeightDigests) -> str:
 
 # --- fingerprints of files that did not change since they were hashed ------------------------------------
 
-_LAYOUT = 1  # raise it when the same file's tensors get other names or values
-_MOST = 100
+_LAYOUT = 1  # increase when the tensors of a file are converted to other names or values
+_MAX_ENTRIES = 100
 
 
 def stamp(path: Path) -> str:
@@ -68,27 +68,27 @@ def stamp(path: Path) -> str:
 
 
 def recall(stamp: str) -> WeightDigests | None:
-    """The digests that were remembered for files with this stamp; None if there are none."""
-    entry = _remembered().get(stamp)
+    """The cached digests of files with this stamp; None if there are none."""
+    entry = _read_cache().get(stamp)
     if isinstance(entry, list) and len(entry) == 2 and all(isinstance(word, str) for word in entry):
         return WeightDigests(*entry)
     return None
 
 
 def remember(stamp: str, digests: WeightDigests) -> None:
-    """Keep the digests of files in the user's cache."""
-    known = {**_remembered(), stamp: [digests.visual, digests.rest]}
+    """Store the digests of files in the user's cache."""
+    known = {**_read_cache(), stamp: [digests.visual, digests.rest]}
     with suppress(DearError):
-        write_json(_file(), dict(list(known.items())[-_MOST:]))
+        write_json(_cache_file(), dict(list(known.items())[-_MAX_ENTRIES:]))
 
 
-def _remembered() -> dict[str, object]:
+def _read_cache() -> dict[str, object]:
     try:
-        document = read_json(_file(), "list of fingerprints", 1 << 20)
+        document = read_json(_cache_file(), "list of fingerprints", 1 << 20)
     except DearError:
         return {}
     return document if isinstance(document, dict) else {}
 
 
-def _file() -> Path:
+def _cache_file() -> Path:
     return cache_folder() / "fingerprints.json"

@@ -1,7 +1,7 @@
 """The layouts in which CLIP-like models are published.
 
-A layout is a table of entries: one published tensor, its shape, and the tensor (or tensors) of ours that it
-becomes. The same table loads, names what is missing or misshapen, and writes the layout again.
+A layout is a table of entries: a published tensor, its shape, and the tensor (or tensors) of `Clip` that it
+becomes. The same table loads a checkpoint, checks names and shapes, and writes the layout.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 from dear.clip.config import ClipConfig, TowerConfig, VisionConfig
 from dear.errors import CheckpointError
 
-#: Maps a BPE id to a row of a shortened token table (an addition of ours to Hugging Face's layout).
+#: Maps a BPE id to a row of a shortened token table (our addition to Hugging Face's layout).
 TOKEN_ROWS = "text_model.embeddings.token_rows"
 TOKEN_TABLE = "text_model.embeddings.token_embedding.weight"
 
-# Buffers and notes that some releases save and that carry no weight.
+# Buffers and settings that some releases save among the weights.
 _NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")
 _NOT_WEIGHT_ENDINGS = ("position_ids", "attn_mask")
 
-_MAX_LOG_SCALE = 20.0  # its exponential multiplies every logit: e^20 times a cosine is no logit any more
+_MAX_LOG_SCALE = 20.0  # logits are cosines times its exponential; CLIP's is below 4.7
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
 
@@ -44,12 +44,12 @@ class Entry:
 
 
 def is_huggingface(names: Sequence[str] | Mapping[str, Tensor]) -> bool:
-    """Whether these tensor names are those of a Hugging Face `CLIPModel`."""
+    """Whether tensor names are those of a Hugging Face `CLIPModel`."""
     return any(name.startswith(("vision_model.", "text_model.")) for name in names)
 
 
 def is_openai(names: Sequence[str] | Mapping[str, Tensor]) -> bool:
-    """Whether these tensor names are those OpenAI and OpenCLIP use for a vision transformer."""
+    """Whether tensor names are those that OpenAI and OpenCLIP use for a vision transformer."""
     return any(name.startswith("visual.transformer.resblocks.") for name in names)
 
 
@@ -59,7 +59,7 @@ def is_timm(names: Sequence[str] | Mapping[str, Tensor]) -> bool:
 
 
 def text_prefix(names: Sequence[str] | Mapping[str, Tensor]) -> str:
-    """What OpenCLIP puts before the text tower's names: nothing, or "text."."""
+    """The prefix of OpenCLIP's names of the text tower: "" or "text."."""
     return "text." if any(name.startswith("text.") for name in names) else ""
 
 
@@ -75,7 +75,8 @@ def convert(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) 
         # A sum is finite only if all its terms are, and takes a tenth of the time.
         if not bool(tensor.sum().isfinite()) and not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(
-                f"{source}: tensor {entry.source!r} holds NaN or infinity; the file is damaged, get it again"
+                f"{source}: tensor {entry.source!r} contains NaN or infinity; "
+                "the file is damaged, download it again"
             )
         if entry.transposed:
             tensor = tensor.t()
@@ -92,7 +93,7 @@ def convert(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) 
 
 
 def _check_rows(state: Mapping[str, Tensor], source: str) -> None:
-    """Every BPE id must point at a row that is there."""
+    """Every BPE id must point at an existing row."""
     rows, count = state["text.rows"], len(state["text.tokens"])
     if int(rows.min()) < 0 or int(rows.max()) >= count:
         raise CheckpointError(
@@ -105,9 +106,9 @@ def check(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) ->
     """Compare names, shapes and kinds with the table."""
     expected = {entry.source: entry for entry in table}
     missing = [name for name in expected if name not in tensors]
-    notes = [name for name in tensors if name in _NOT_WEIGHTS or name.endswith(_NOT_WEIGHT_ENDINGS)]
-    surplus = [name for name in tensors if name not in expected and name not in notes]
-    misshapen, strange = [], []
+    ignored = {name for name in tensors if name in _NOT_WEIGHTS or name.endswith(_NOT_WEIGHT_ENDINGS)}
+    surplus = [name for name in tensors if name not in expected and name not in ignored]
+    misshapen, wrong_dtype = [], []
     for name, entry in expected.items():
         if name not in tensors:
             continue
@@ -116,14 +117,14 @@ def check(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) ->
         if tuple(d for d in tensor.shape if d != 1) != tuple(d for d in entry.shape if d != 1):
             misshapen.append(f"{name} is {list(tensor.shape)}, expected {list(entry.shape)}")
         if tensor.dtype not in (_INTEGERS if entry.integer else _FLOATS):
-            strange.append(f"{name} is {str(tensor.dtype).removeprefix('torch.')}")
+            wrong_dtype.append(f"{name} is {str(tensor.dtype).removeprefix('torch.')}")
     faults = [
-        f"{word} {some(names)}"
+        f"{word} {abbreviate(names)}"
         for word, names in (
             ("missing", missing),
             ("surplus", surplus),
             ("misshapen", misshapen),
-            ("of an unusable type", strange),
+            ("of an unusable type", wrong_dtype),
         )
         if names
     ]
@@ -131,8 +132,8 @@ def check(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) ->
         raise CheckpointError(f"{source}: the tensors do not fit this CLIP: {'; '.join(faults)}")
 
 
-def some(names: Sequence[str]) -> str:
-    """The first names, and how many more there are: for messages."""
+def abbreviate(names: Sequence[str]) -> str:
+    """The first six names and the number of further ones, for messages."""
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
@@ -149,16 +150,16 @@ def publish(state: Mapping[str, Tensor], table: Sequence[Entry]) -> dict[str, Te
 
 
 class _Names(NamedTuple):
-    """What a layout calls the parts of the image tower."""
+    """Names that a layout uses for the parts of the image tower."""
 
     patch: str
     class_token: str
     positions: str
     pre: str  #: the norm before the layers
-    post: str  #: the norm behind them
+    post: str  #: the norm after the layers
     blocks: str
-    block: Mapping[str, str]  #: ours -> theirs inside a layer
-    qkv: str  #: q, k and v of a layer in one matrix; empty: they are apart
+    block: Mapping[str, str]  #: our name -> its name inside a layer
+    qkv: str  #: q, k and v of a layer in one matrix; empty: three matrices
     pool: str
     probe: str
     pool_qkv: str
@@ -178,7 +179,7 @@ _HUGGINGFACE = _Names(
     patch="vision_model.embeddings.patch_embedding",
     class_token="vision_model.embeddings.class_embedding",
     positions="vision_model.embeddings.position_embedding.weight",
-    pre="vision_model.pre_layrnorm",  # the published name has the slip
+    pre="vision_model.pre_layrnorm",  # spelled so in the published files
     post="vision_model.post_layernorm",
     blocks="vision_model.encoder.layers",
     block=_HF_BLOCK,

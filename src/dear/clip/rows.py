@@ -1,9 +1,9 @@
-"""Rows of the last layer on their way into the final norm, with or without the terms of some heads.
+"""Rows of the last layer as input of the final norm, with or without the terms of some heads.
 
-The final norm divides a row x [D] by its standard deviation s, the *spread*. Once s is known the norm is
-linear, so whatever was added to the row has its own term of the image feature: `direct_term`. Leaving heads
-out of the feature keeps s and removes their terms: with d the sum of what they added to the row, the feature
-is `(center(x - d) / s * w + c) P`.
+The final norm divides a row x [D] by its standard deviation s, the *spread*. For a fixed s the norm is
+linear, so every vector that was added to the row has a term of the image feature: `direct_term`. Removing
+heads keeps s and removes their terms: with d the sum of what they added to the row, the feature is
+`(center(x - d) / s * w + c) P`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dear.clip.config import Head
 from dear.clip.edit import Edit, Record
-from dear.clip.tower import Block, take_rows
+from dear.clip.tower import Block, LayerRange, take_rows
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 class Rows(NamedTuple):
     """Rows of the last layer, as `VisionTower.final_rows` returns them."""
 
-    x: Tensor  #: [B, R, D], the rows themselves
+    x: Tensor  #: [B, R, D]
     removed: Tensor | None = None  #: [B, R, D], what the removed heads added to them
     spread: Tensor | None = None  #: [B, R, 1], what the final norm divides by; None: `spread_of(x)`
 
 
 def spread_of(x: Tensor, eps: float) -> Tensor:
-    """Standard deviation of rows [..., D] as a norm with `eps` divides by it, [..., 1]."""
+    """Standard deviation [..., 1] by which a norm with `eps` divides rows [..., D]."""
     return (x.var(dim=-1, keepdim=True, unbiased=False) + eps).sqrt()
 
 
 def final_norm(rows: Rows, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """The final norm with weight and bias [D] of rows, [B, R, D] in the precision of the weight."""
+    """Rows after the final norm with weight and bias [D]: [B, R, D] in the precision of the weight."""
     x = rows.x.to(weight.dtype)
     if rows.removed is None and rows.spread is None:
         return F.layer_norm(x, weight.shape, weight, bias, eps)
@@ -58,16 +58,16 @@ def direct_term(visual: VisionTower, added: Tensor, spread: Tensor | None = None
     centered = added - added.mean(dim=-1, keepdim=True)  # the norm subtracts the mean over the width
     if spread is not None:
         centered = centered / spread
-    return (centered * visual.ln_post.weight.float()) @ visual.space_matrix().float()
+    return (centered * visual.ln_post.weight.float()) @ visual.projection_matrix().float()
 
 
 def head_sum(visual: VisionTower, record: Record, heads: Sequence[Head], x: Tensor) -> Tensor:
-    """What some heads added to the class token, float32 [B, D] as x, from a record of its row."""
+    """The sum of what heads added to the class token, float32 [B, D] as x, from a record of its row."""
     total = torch.zeros_like(x)
     for layer in sorted({layer for layer, _ in heads}):
         block = visual.blocks[layer - 1]
         assert isinstance(block, Block)
-        numbers = [head for at, head in heads if at == layer]
+        numbers = [head for number, head in heads if number == layer]
         weight = block.attn.o.weight.float().T.unflatten(0, (visual.config.heads, -1))[numbers]  # [h, d, D]
         outputs = record[f"blocks.{layer}.attn.heads"][:, numbers, 0].float()  # [B, h, d]
         total = total + outputs.flatten(1) @ weight.flatten(0, 1)  # [B, h·d] @ [h·d, D]
@@ -75,15 +75,15 @@ def head_sum(visual: VisionTower, record: Record, heads: Sequence[Head], x: Tens
 
 
 class ClassRow(Record):
-    """Records the class token where only that is read, without waiting for the device to find it."""
+    """Records the class token of runs that read only this row, without synchronizing with the device."""
 
     def rows_within(self, read: Tensor, length: int) -> Tensor | None:
-        """The class token is the first row read."""
+        """The class token is the first row that is read."""
         return torch.zeros(1, dtype=torch.long, device=read.device)
 
 
 class _HeadRows(Record):
-    """Keeps the heads' outputs of all rows of some layers and passes everything on to another record."""
+    """Records the heads' outputs of all rows of some layers, and forwards everything to another record."""
 
     def __init__(self, layers: set[int], other: Record | None) -> None:
         super().__init__(slice(None), pattern=other is not None and other.pattern)
@@ -91,11 +91,11 @@ class _HeadRows(Record):
         self._other = other
 
     def rows_within(self, read: Tensor, length: int) -> Tensor | None:
-        """All rows are recorded, so never only those read (the device is not waited for)."""
+        """None: all rows are recorded, not only those that are read."""
         return None
 
     def keep(self, name: str, value: Tensor) -> None:
-        """Store what is needed."""
+        """Store the heads' outputs of the chosen layers."""
         if name in self._names:
             super().keep(name, value)
         if self._other is not None:
@@ -103,30 +103,24 @@ class _HeadRows(Record):
             self._other.keep(name, value[:, :, rows] if ".attn." in name else value[:, rows])
 
 
-def rows_without_heads(
-    tower: VisionTower,
-    x: Tensor,
-    first: int,
-    edit: Edit | None,
-    read: Tensor | None,
-    record: Record | None,
-) -> Rows:
-    """Run layers `first` to the last, and collect what `tower.removed_heads` added to the rows."""
+def rows_without_heads(tower: VisionTower, layers: LayerRange) -> Rows:
+    """Run layers up to the last one, and collect what `tower.removed_heads` added to the rows."""
+    x, first, last, edit, read, record = layers
     if tower.pool is not None:
         raise UsageError(
-            "this image tower pools its tokens by attention, so heads cannot be left out exactly; remove the "
-            "concept by words or by examples"
+            "exact removal of heads needs a class token, but this image tower pools its tokens by attention; "
+            "remove the concept by words or by examples"
         )
-    layers = {layer for layer, _ in tower.removed_heads}
-    if min(layers) < first:
+    removed_from = {layer for layer, _ in tower.removed_heads}
+    if min(removed_from) < first:
         raise UsageError(
-            f"heads of layer {min(layers)} are to be left out, but this method starts at layer {first}; "
-            "remove the concept by words or by examples, or with heads of later layers"
+            f"removed heads must be in layer {first} or later, where this method starts, got layer "
+            f"{min(removed_from)}; remove the concept by words or by examples, or with heads of later layers"
         )
-    outputs = _HeadRows(layers, record)
-    rows = tower.run(x, first, edit=edit, read=read, record=outputs)
+    outputs = _HeadRows(removed_from, record)
+    rows = tower.run(x, first, edit=edit, read=read, record=outputs)  # [B, R, D]
     removed = torch.zeros_like(rows, dtype=tower.ln_post.weight.dtype)
-    width, last = tower.config.head_width, tower.config.layers
+    width = tower.config.head_width
     for layer, head in tower.removed_heads:
         z = outputs[f"blocks.{layer}.attn.heads"][:, head]  # [B, N, d]
         if read is not None:
@@ -160,7 +154,7 @@ def remaining_fraction(edit: Edit, layer: int, last: int) -> float:
 
 
 def _rows_before_insertion(outputs: Tensor, read: Tensor) -> Tensor:
-    """Rows `read` of a head's outputs [B, N, d] in a layer before extra tokens entered: theirs are 0."""
+    """Rows `read` of a head's outputs [B, N, d] in a layer before the extra tokens: theirs are 0."""
     present = read < outputs.shape[1]
     rows = take_rows(outputs, read.clamp(max=outputs.shape[1] - 1))
     return rows * present[..., None].to(rows.dtype)

@@ -1,11 +1,11 @@
 """Modules that share weights with other modules: `dataclasses.replace` for `nn.Module`.
 
-Every variant of a backbone (`dear.clip.variant`), every traced and every exported copy is made here.
+Every variant of a backbone (`dear.clip.variant`) and every traced or exported copy is created here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -40,10 +40,21 @@ def replace(module: nn.Module, kind: type[M], **parts: Any) -> M:
     return other
 
 
+def tensor_stamp(tensors: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
+    """Cache key of the values of tensors: it changes when one is replaced or written to in place.
+
+    >>> weight = nn.Linear(2, 2).bias.data
+    >>> before = tensor_stamp([weight])
+    >>> tensor_stamp([weight]) == before, tensor_stamp([weight.add_(1)]) == before
+    (True, False)
+    """
+    return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
+
+
 def map_tensors(module: M, change: Callable[[nn.Module, Tensor], Tensor]) -> M:
     """A copy whose parameters and buffers are `change(owner, tensor)` of the original's.
 
-    Where `change` returns the tensor itself, the copy shares it; a module in which nothing changes is shared.
+    Where `change` returns the tensor itself, the copy shares it; unchanged modules are shared as well.
 
     >>> linear = nn.Sequential(nn.Linear(2, 2))
     >>> map_tensors(linear, lambda owner, tensor: tensor) is linear

@@ -1,7 +1,7 @@
-"""CLIP's tokens: text is cleaned, lowered, split into words and byte pairs, and framed by BOT and EOT.
+"""CLIP's tokenizer: cleans and lowercases text, splits it into byte pairs, and adds BOT and EOT.
 
-Letters that Unicode gained after version 14 may be split into words elsewhere than in CLIP's code, which
-itself depends there on the version of the library it runs on.
+Characters that were added to Unicode after version 14 may be split differently from CLIP's code, whose result
+for them depends on the version of its library.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ EOT = 49407
 PAD = 0
 CONTEXT = 77
 SPECIAL = ("<|startoftext|>", "<|endoftext|>")
-# Far beyond what 77 tokens can hold, and still cheap to clean.
+# Far more than 77 tokens can represent, and still cheap to clean.
 MAX_CHARACTERS = 20_000
 
 _WHITESPACE = re.compile(r"\s+")
 
 
 def clean(text: str) -> str:
-    r"""The text as CLIP sees it: encoding mended, html unescaped twice, spaces collapsed, lower case.
+    r"""The text as CLIP reads it: encoding fixed, html unescaped twice, spaces collapsed, lower case.
 
     >>> clean("  A&amp;amp;B \n Caf\u00c3\u00a9 ")
     'a&b café'
     """
-    return _WHITESPACE.sub(" ", mended(text)).strip().lower()
+    return _WHITESPACE.sub(" ", fix_encoding(text)).strip().lower()
 
 
-def mended(text: str) -> str:
-    """The text with its encoding mended and html unescaped twice."""
+def fix_encoding(text: str) -> str:
+    """The text with its encoding fixed by ftfy and html unescaped twice."""
     if text.isascii() and text.isprintable() and "&" not in text:
         return text
-    import ftfy  # here: its import is slow, and most texts do not need it
+    import ftfy  # imported here: it is slow, and most texts do not need it
 
     return html.unescape(html.unescape(ftfy.fix_text(text)))
 
@@ -54,7 +54,7 @@ def tokenize(texts: str | Sequence[str], context: int = CONTEXT) -> Tensor:
     rows = [texts] if isinstance(texts, str) else list(texts)
     result = torch.full((len(rows), context), PAD, dtype=torch.int64)
     for row, text in zip(result, rows, strict=True):
-        ids = [BOT, *_checked(text, context), EOT]
+        ids = [BOT, *_word_ids(text, context), EOT]
         row[: len(ids)] = torch.tensor(ids)
     return result
 
@@ -63,15 +63,17 @@ Tokenizer = Callable[[str | Sequence[str], int], Tensor]  #: texts and a context
 
 
 def check_text(text: str) -> None:
-    """Refuse what is no text, or longer than any context can hold."""
+    """Refuse values that are not texts, and texts that are too long for any context."""
     if not isinstance(text, str):
-        raise InputError(f"{shorten(text)} is not a text; give a str or a list of them")
+        raise InputError(f"a text must be a str, got {shorten(text)}")
     if len(text) > MAX_CHARACTERS:
-        raise InputError(f"the text {shorten(text)} is too long: {len(text):,} characters; shorten it")
+        raise InputError(
+            f"a text must have at most {MAX_CHARACTERS:,} characters, got {len(text):,}: {shorten(text)}"
+        )
 
 
-def _checked(text: str, context: int) -> list[int]:
-    """Token ids of a text that fits between BOT and EOT."""
+def _word_ids(text: str, context: int) -> list[int]:
+    """Token ids of a text, at most `context` - 2."""
     check_text(text)
     cleaned = clean(text)
     for special in SPECIAL:
@@ -79,16 +81,16 @@ def _checked(text: str, context: int) -> list[int]:
             raise InputError(f"the text {shorten(text)} contains CLIP's special token {special}; remove it")
     ids = encode(cleaned)
     if not ids:
-        raise InputError(f"the text {shorten(text)} is empty once cleaned; give at least one word")
+        raise InputError(f"a text must contain a word, got {shorten(text)}")
     if len(ids) > context - 2:
         raise InputError(
-            f"the text {shorten(text)} is too long: {len(ids)} tokens where {context - 2} fit; shorten it"
+            f"a text must have at most {context - 2} tokens, got {len(ids)}: {shorten(text)}; shorten it"
         )
     return ids
 
 
 def shorten(value: object, limit: int = 80) -> str:
-    """A value as quoted in messages: `repr`, its middle left out if it is long.
+    """The `repr` of a value for messages, without its middle part if it is long.
 
     >>> shorten("x" * 1000, 20)
     "'xxxxxxxx…xxxxxxxxx'"

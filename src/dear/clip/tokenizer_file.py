@@ -1,8 +1,8 @@
 """Tokenizers that come with a checkpoint: SigLIP's, SigLIP 2's and MetaCLIP 2's.
 
-The pieces and their ids are the work of `tokenizers` (tokenizer.json) or `sentencepiece` (*.model); here are
-the cleaning that the models were trained with, and the rule for begin, end and padding. A text that is too
-long is refused, as for CLIP, and not cut.
+`tokenizers` (tokenizer.json) or `sentencepiece` (*.model) split a text into pieces. This module adds the
+cleaning that the models were trained with, and begin, end and padding tokens. Texts that are too long are
+refused, as for CLIP, instead of being truncated.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from dear.clip.config import TextConfig
-from dear.clip.tokenizer import check_text, mended, shorten
+from dear.clip.tokenizer import check_text, fix_encoding, shorten
 from dear.errors import CheckpointError, DearError, InputError, reason_of
 from dear.utils.files import read_json
 
 JSON = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 PIECES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
-FILES = (JSON, SETTINGS, *PIECES)  #: the files of a checkpoint that may be needed
+FILES = (JSON, SETTINGS, *PIECES)  #: files of a checkpoint that a tokenizer may consist of
 
-_MAX_BYTES = 200 * 1024 * 1024  # the largest known, of 900,000 pieces, has 61 MB
+_MAX_BYTES = 200 * 1024 * 1024  # the largest known tokenizer (900,000 pieces) has 61 MB
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SPACES = re.compile(r"\s+")
 
@@ -43,10 +43,10 @@ def clean(text: str, how: str) -> str:
     if how == "punctuation":
         return _SPACES.sub(" ", text.lower().translate(_PUNCTUATION)).strip()
     if how == "canonicalize":
-        text = mended(text).strip().replace("_", " ")
+        text = fix_encoding(text).strip().replace("_", " ")
         return " ".join(text.translate(_PUNCTUATION).lower().split())
     if how == "whitespace":
-        return _SPACES.sub(" ", mended(text)).strip()
+        return _SPACES.sub(" ", fix_encoding(text)).strip()
     return text.lower() if how == "lower" else text
 
 
@@ -59,8 +59,8 @@ class FileTokenizer:
         self._encode, count, ids = _open(_present(folder, config)[0])
         if count > config.vocab:
             raise CheckpointError(
-                f"{folder}: the tokenizer has {count:,} pieces, but the text tower has rows for "
-                f"{config.vocab:,}; they do not belong together"
+                f"{folder}: the tokenizer must have at most {config.vocab:,} pieces, the rows of the text "
+                f"tower, got {count:,}"
             )
         self.end = config.end
         pad = settings.get("pad_token")
@@ -69,7 +69,7 @@ class FileTokenizer:
         self.pad = self.end if number is None else number
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FileTokenizer:
-        return self  # never changed, and large
+        return self  # immutable and large
 
     def __call__(self, texts: str | Sequence[str], context: int) -> Tensor:
         """Token ids [N, context]: the words, the end token, then padding."""
@@ -92,10 +92,10 @@ class FileTokenizer:
         if {self.end, self.pad} & set(ids[int(self.config.begins) : -1]):
             raise InputError(f"the text {shorten(text)} contains a special token of the model; remove it")
         if words < 1:
-            raise InputError(f"the text {shorten(text)} is empty once cleaned; give at least one word")
+            raise InputError(f"a text must contain a word, got {shorten(text)}")
         if len(ids) > context:
             raise InputError(
-                f"the text {shorten(text)} is too long: {len(ids)} tokens where {context} fit; shorten it"
+                f"a text must have at most {context} tokens, got {len(ids)}: {shorten(text)}; shorten it"
             )
         return ids
 
@@ -108,7 +108,7 @@ def find_tokenizer(folder: Path, config: TextConfig) -> FileTokenizer | None:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """tokenizer_config.json, of which only the padding token is used."""
+    """The content of tokenizer_config.json; only its padding token is used."""
     if not path.is_file():
         return {}
     try:
@@ -116,28 +116,28 @@ def _settings(path: Path) -> dict[str, Any]:
     except DearError as error:
         raise CheckpointError(str(error)) from None
     if not isinstance(raw, dict):
-        raise CheckpointError(f"{path}: is not a tokenizer configuration (an object was expected)")
+        raise CheckpointError(f"{path}: a tokenizer configuration must be an object, got {raw!r:.40}")
     return raw
 
 
 def _present(folder: Path, config: TextConfig) -> list[Path]:
-    """The files that can be used, best first: a bare sentencepiece model knows no begin token."""
+    """The usable files, best first; a bare sentencepiece model has no begin token."""
     names = (JSON,) if config.begins else (JSON, *PIECES)
     return [folder / name for name in names if (folder / name).is_file()]
 
 
 def _open(path: Path) -> tuple[Any, int, Any]:
-    """From text to ids, how many pieces there are, and from a piece to its id (None if unknown)."""
+    """A function from text to ids, the number of pieces, and a function from a piece to its id or None."""
     size = path.stat().st_size
     if size > _MAX_BYTES:
-        raise CheckpointError(f"{path}: has {size:,} bytes, more than any known tokenizer; refused")
+        raise CheckpointError(f"{path}: a tokenizer must have at most {_MAX_BYTES:,} bytes, got {size:,}")
     try:
         return _from_json(path) if path.name == JSON else _from_pieces(path)
     except ImportError as error:
         raise CheckpointError(f"{path}: needs the package {error.name}; install it") from None
     except Exception as error:  # both libraries raise plain exceptions for damaged files
         reason = reason_of(error)[:120]
-        raise CheckpointError(f"{path}: is not a whole tokenizer ({reason}); get it again") from None
+        raise CheckpointError(f"{path}: is not a complete tokenizer ({reason}); download it again") from None
 
 
 def _from_json(path: Path) -> tuple[Any, int, Any]:
@@ -155,5 +155,5 @@ def _from_pieces(path: Path) -> tuple[Any, int, Any]:
 
     model = SentencePieceProcessor()
     model.LoadFromSerializedProto(path.read_bytes())
-    known = lambda piece: None if model.PieceToId(piece) == model.unk_id() else model.PieceToId(piece)  # noqa: E731
-    return lambda text: list(model.EncodeAsIds(text)), model.GetPieceSize(), known
+    id_of = lambda piece: None if model.PieceToId(piece) == model.unk_id() else model.PieceToId(piece)  # noqa: E731
+    return lambda text: list(model.EncodeAsIds(text)), model.GetPieceSize(), id_of

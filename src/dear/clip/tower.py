@@ -1,10 +1,12 @@
-"""A pre-norm transformer that can run in part, be edited and be recorded, with the heads kept apart.
+"""A pre-norm transformer with separate heads that runs any range of layers, edited and recorded.
 
-Attention has two equivalent implementations: `attend_eager` writes the softmax out, `attend_fused` calls
-PyTorch's fused kernel. If all heads of a layer isolate the extra tokens, the original tokens need no
-mask: the layer then runs on them and on the extra tokens separately. If only some heads do, one masked call
-is faster than a call per kind of head, on the CPU and on a GPU: splitting q, k and v by head costs more than
-the mask.
+Attention has two equivalent implementations: `attend_eager` computes the softmax explicitly, `attend_fused`
+calls PyTorch's fused kernel. If all heads of a layer isolate the extra tokens, the layer runs on the
+original and on the extra tokens separately and needs no mask. If only some heads do, one masked call is
+faster than one call per kind of head, on the CPU and on a GPU.
+
+Shapes: B batch, N tokens (extra ones included), Q queries, K keys, R rows that are read, H heads, D width,
+d width of a head.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dear.clip import cpu
 from dear.clip.config import TowerConfig
 from dear.clip.edit import BlockMask, Edit, LayerEdit, LowRank, Record, insert_tokens
 from dear.clip.gpu import run_by_kernels
@@ -27,7 +28,7 @@ from dear.errors import UsageError
 
 
 def attend_eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """softmax(q k^T / sqrt(d) + mask) v, written out (eq. 1 and 7), and the softmax itself.
+    """softmax(q k^T / sqrt(d) + mask) v, computed explicitly (eq. 1 and 7), and the softmax itself.
 
     q is [B, H, Q, d], k and v are [B, H, K, d], the mask is broadcast to [B, H, Q, K]; the heads' outputs are
     [B, H, Q, d], the attention pattern is [B, H, Q, K].
@@ -42,7 +43,7 @@ def attend_eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     """The same as `attend_eager` through PyTorch's fused kernel; `causal` needs no mask."""
     if q.dtype == torch.bfloat16 and q.device.type == "cpu" and torch.is_grad_enabled():
-        # Its gradient in bfloat16 takes a CPU twelve times as long as in float32.
+        # On a CPU the kernel's gradient is twelve times as slow in bfloat16 as in float32.
         return attend_fused(q.float(), k.float(), v.float(), mask, causal).to(q.dtype)
     if mask is not None and mask.dtype != q.dtype:
         mask = mask.to(q.dtype)
@@ -50,7 +51,7 @@ def attend_fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: b
 
 
 class Linear(nn.Module):
-    """x W^T + b in the precision of its weights, which are left unset: a checkpoint or `Clip` fills them."""
+    """x W^T + b in the precision of its weights, which a checkpoint or `Clip` initializes."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -60,8 +61,6 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
         x = x.to(self.weight.dtype)
-        if cpu.usable(x, self.weight):
-            return cpu.linear(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
 
 
@@ -77,21 +76,21 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """[B, N, D] -> [B, H, N, d]."""
-        return x.view(*x.shape[:-1], self.heads, -1).transpose(1, 2)
+        return x.view(*x.shape[:-1], self.heads, -1).transpose(1, 2)  # [B, N, H, d] -> [B, H, N, d]
 
     def packed(self) -> tuple[Tensor, Tensor]:
         """Weight [3D, D] and bias [3D] of q, k and v as one product; the three become views of them."""
         parts = (self.q, self.k, self.v)
-        if self._packed is None or self._packed[2] != _places(parts):  # loaded, moved or cast since
+        if self._packed is None or self._packed[2] != _addresses(parts):  # loaded, moved or cast since
             weight = torch.cat([part.weight.detach() for part in parts])
             bias = torch.cat([part.bias.detach() for part in parts])
             for part, w, b in zip(parts, weight.chunk(3), bias.chunk(3), strict=True):
                 part.weight.data, part.bias.data = w, b
-            self._packed = (weight, bias, _places(parts))
+            self._packed = (weight, bias, _addresses(parts))
         return self._packed[:2]
 
     def _project(self, linear: Linear, x: Tensor, delta: LowRank | None) -> Tensor:
-        heads = self.split(linear(x))
+        heads = self.split(linear(x))  # [B, H, N, d]
         return heads if delta is None else heads + delta(x)
 
     def heads_output(
@@ -108,18 +107,18 @@ class Attention(nn.Module):
 
         Args:
             x: the normed input [B, N, D].
-            edit: what changes here.
+            edit: changes of this layer.
             read: the query rows to compute, [R] or [B, R]; None for all.
-            extra: how many of the N tokens are extra tokens of the edit (for block masks: the last ones).
+            extra: number of extra tokens among the N (for block masks: the last ones).
             fused: use the fused kernel.
-            pattern: also return the attention pattern (needs the eager way).
+            pattern: also return the attention pattern, which only the eager implementation computes.
             angles: rotary angles of the N tokens.
 
         Returns:
             [B, H, R, d] and, if requested, the pattern [B, H, R, N].
         """
         edit = edit or LayerEdit()
-        x = x.to(self.q.weight.dtype)  # once for q, k, v: the residual stream may be wider
+        x = x.to(self.q.weight.dtype)  # once for q, k, v: the residual stream may have a higher precision
         rows = x if read is None else take_rows(x, read)
         q = self._project(self.q, rows, edit.q)  # [B, H, R, d]
         k = self._project(self.k, x, edit.k)  # [B, H, N, d]
@@ -128,7 +127,7 @@ class Attention(nn.Module):
             q, k = angles.at(read)(q), angles(k)
         weights: Tensor | None = None
         if pattern or not fused:
-            mask = self._mask(x, edit.mask, read, extra, written_out=True)
+            mask = self._mask(x, edit.mask, read, extra, eager=True)
             z, weights = attend_eager(q, k, v, mask)
         elif isinstance(edit.mask, BlockMask) and read is None and all(edit.mask.isolated):
             originals = x.shape[1] - extra
@@ -143,48 +142,48 @@ class Attention(nn.Module):
                 dim=2,
             )
         else:
-            mask = self._mask(x, edit.mask, read, extra, written_out=False)
+            mask = self._mask(x, edit.mask, read, extra, eager=False)
             z = attend_fused(q, k, v, mask, causal=self.causal and mask is None)
         if edit.gate is not None:
             z = z * edit.gate.to(z)[:, None, None]  # an edit may have been made on another device
         return z, weights if pattern else None
 
     def _mask(
-        self, x: Tensor, change: Tensor | BlockMask | None, read: Tensor | None, extra: int, written_out: bool
+        self, x: Tensor, change: Tensor | BlockMask | None, read: Tensor | None, extra: int, eager: bool
     ) -> Tensor | None:
-        """The whole additive mask [1 or B, 1 or H, R, N]; None where the kernel needs none."""
+        """The complete additive mask [1 or B, 1 or H, R, N]; None where the kernel needs none."""
         length = x.shape[1]
         change = full_mask(change, x, extra, self.heads)
         if change is not None and read is not None:
             change = _query_rows(change, read)
         mask = None if change is None else change if change.ndim == 4 else change[None]  # [1 or B, H, R, N]
-        if self.causal and (written_out or read is not None or mask is not None):
+        if self.causal and (eager or read is not None or mask is not None):
             keys = torch.arange(length, device=x.device)
             rows = keys if read is None else read  # [R] or [B, R]
             future = keys > rows[..., None]  # [R, N] or [B, R, N]
             causal = torch.zeros(future.shape, dtype=x.dtype, device=x.device).masked_fill(
                 future, float("-inf")
             )
-            causal = causal[:, None] if causal.ndim == 3 else causal
+            causal = causal[:, None] if causal.ndim == 3 else causal  # [R, N] or [B, 1, R, N]
             mask = causal if mask is None else mask + causal
         return mask
 
     def merge(self, z: Tensor) -> Tensor:
         """Output projection of the heads' outputs: [B, H, R, d] -> [B, R, D]."""
-        merged: Tensor = self.o(z.transpose(1, 2).flatten(2))
+        merged: Tensor = self.o(z.transpose(1, 2).flatten(2))  # [B, R, H*d] -> [B, R, D]
         return merged
 
 
-def _places(parts: tuple[Linear, ...]) -> tuple[int, ...]:
-    """The memory addresses of some weights and biases."""
+def _addresses(parts: tuple[Linear, ...]) -> tuple[int, ...]:
+    """The memory addresses of weights and biases."""
     return tuple(p.data_ptr() for part in parts for p in (part.weight, part.bias))
 
 
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """The rows of x [B, N, D] that `rows` names: [R] for all items, [B, R] per item."""
+    """Rows [B, R, D] of x [B, N, D]; `rows` is [R] for all items, or [B, R] per item."""
     if rows.ndim == 1:
         return x[:, rows]
-    return x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1]))
+    return x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1]))  # index [B, R, D]
 
 
 def full_mask(change: Tensor | BlockMask | None, x: Tensor, extra: int, heads: int) -> Tensor | None:
@@ -198,16 +197,16 @@ def full_mask(change: Tensor | BlockMask | None, x: Tensor, extra: int, heads: i
     if isinstance(change, BlockMask):
         if change.visible.shape[1] != 1 + extra:
             raise UsageError(
-                f"a block mask for {change.visible.shape[1] - 1} extra tokens was used in a layer with "
-                f"{extra}"
+                f"the block mask of a layer with {extra} extra tokens must be for as many, got one for "
+                f"{change.visible.shape[1] - 1}"
             )
         change = change.additive(length - extra, x.device, x.dtype)
     shape = tuple(change.shape[-3:])
     fits = change.ndim == 3 or change.shape[0] == x.shape[0]
     if not fits or shape[0] not in (1, heads) or shape[1:] != (length, length):
         raise UsageError(
-            f"a mask of this layer must be [{heads} or 1, {length}, {length}] (heads, tokens, tokens); "
-            f"got {list(change.shape)}"
+            f"a mask of this layer must be [{heads} or 1, {length}, {length}] (heads, tokens, tokens), got "
+            f"{list(change.shape)}"
         )
     return change.to(x)
 
@@ -217,14 +216,14 @@ def _query_rows(mask: Tensor, read: Tensor) -> Tensor:
     if read.ndim == 1:
         return mask[..., read, :]
     if mask.ndim == 3:
-        return mask[:, read].transpose(0, 1)
-    rows = read[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[-1])
+        return mask[:, read].transpose(0, 1)  # [H, B, R, N] -> [B, H, R, N]
+    rows = read[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[-1])  # [B, H, R, N]
     return mask.expand(len(read), -1, -1, -1).gather(2, rows)
 
 
 def _inner_mask(mask: BlockMask, x: Tensor, causal: bool) -> Tensor | None:
-    """The mask among the extra tokens, [H, T, T]; None when they all see each other."""
-    inner = mask.visible[:, 1:, 1:]
+    """The mask among the extra tokens, [H, T, T]; None if they all read each other."""
+    inner = mask.visible[:, 1:, 1:]  # [H, T, T]
     if causal:
         inner = inner & torch.ones_like(inner[0]).tril()
     if bool(inner.all()):
@@ -238,7 +237,7 @@ def activate(x: Tensor, activation: str) -> Tensor:
     """QuickGELU, `x * sigmoid(1.702 x)`, GELU, or GELU's tanh approximation."""
     if activation == "quick_gelu":
         gate = 1.702 * x
-        # In place where no gradient needs the parts: the same numbers in less than half the time on a CPU.
+        # In place where no gradient needs the factors: the same values in less than half the time on a CPU.
         return x * gate.sigmoid() if gate.requires_grad else gate.sigmoid_().mul_(x)
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
@@ -271,8 +270,6 @@ class MLP(nn.Module):
         """[..., D] -> [..., D]."""
         up, down = self.up, self.down
         x = x.to(up.weight.dtype)
-        if cpu.usable(x, up.weight):
-            return cpu.mlp(x, (up.weight, up.bias), (down.weight, down.bias), self.activation)
         out: Tensor = down(activate(up(x), self.activation))
         return out
 
@@ -298,17 +295,17 @@ class Block(nn.Module):
         layer: int = 0,
         angles: RotaryAngles | None = None,
     ) -> Tensor:
-        """Run the layer on x [B, N, D]; with `read` only those rows are returned."""
+        """Run the layer on x [B, N, D]: [B, N, D], or with `read` only those rows, [B, R, D]."""
         rows: slice | Tensor | None = None if record is None else record.rows
-        late: Tensor | None = None
+        read_after: Tensor | None = None
         if record is not None and read is not None:
             rows = record.rows_within(read, x.shape[1])
-            if rows is None:  # other rows are recorded than read: compute all, take those read at the end
-                rows, read, late = record.rows, None, read
+            if rows is None:  # rows are recorded that are not read: compute all, select those read at the end
+                rows, read, read_after = record.rows, None, read
         with_pattern = record is not None and record.pattern
         z, pattern = self.attn.heads_output(self.ln_1(x), edit, read, extra, fused, with_pattern, angles)
         x = (x if read is None else take_rows(x, read)) + self.attn.merge(z)
-        m = self.mlp(self.ln_2(x))
+        m = self.mlp(self.ln_2(x))  # [B, R, D]
         x = x + m
         if record is not None:
             name = f"blocks.{layer}"
@@ -317,10 +314,10 @@ class Block(nn.Module):
             record.keep(f"{name}.out", x[:, rows])
             if pattern is not None:
                 record.keep(f"{name}.attn.pattern", pattern[:, :, rows])
-        return x if late is None else take_rows(x, late)
+        return x if read_after is None else take_rows(x, read_after)
 
 
-class Stretch(NamedTuple):
+class LayerRange(NamedTuple):
     """The arguments of `Tower.run`, checked."""
 
     x: Tensor
@@ -332,7 +329,7 @@ class Stretch(NamedTuple):
 
 
 class Tower(nn.Module):
-    """A stack of blocks. `fused` switches between the fused kernel and the written-out attention."""
+    """A stack of blocks. `fused` switches between `attend_fused` and `attend_eager`."""
 
     def __init__(self, config: TowerConfig, causal: bool) -> None:
         super().__init__()
@@ -362,31 +359,33 @@ class Tower(nn.Module):
     ) -> Tensor:
         """Run layers `first` to `last` (counted from 1, both included).
 
-        Extra tokens of `edit` enter at the first layer that brings them; if that layer lies before `first`, x
-        must contain them already, as a run that stopped there returned it.
+        Extra tokens of `edit` are inserted at the first layer that sets them. If that layer is before
+        `first`, x must contain them already, as the run of the previous layers returned it.
 
         Args:
             x: [B, N, D], the input of layer `first`.
             first: first layer to run.
-            last: last layer to run; None for the last there is.
-            edit: what changes, layer by layer.
-            read: rows of the sequence (extra tokens counted) that are wanted, [R] or [B, R]: the last layer
-                computes these queries only, and they alone are returned, in that order.
-            record: where to keep what happens inside.
+            last: last layer to run; None for the last of the tower.
+            edit: changes, layer by layer.
+            read: rows of the sequence (extra tokens included) to return, [R] or [B, R], in this order; the
+                last layer computes only these queries.
+            record: stores activations.
 
         Returns:
             [B, N + extra tokens, D], or [B, R, D] with `read`.
         """
         last = self.config.layers if last is None else last
         if not 1 <= first <= self.config.layers or not first - 1 <= last <= self.config.layers:
-            raise UsageError(f"layers {first} to {last} do not exist in a tower of {self.config.layers}")
+            raise UsageError(f"layers must be 1 to {self.config.layers}, got {first} to {last}")
         if edit is not None and max(edit.layers, default=0) > self.config.layers:
-            raise UsageError(f"the edit names layer {max(edit.layers)}; the tower has {self.config.layers}")
-        return self.run_layers(Stretch(x, first, last, edit, read, record))
+            raise UsageError(
+                f"an edit of this tower must name layers 1 to {self.config.layers}, got {max(edit.layers)}"
+            )
+        return self.run_layers(LayerRange(x, first, last, edit, read, record))
 
-    def run_layers(self, stretch: Stretch) -> Tensor:
-        """`run` after its checks; a tower that records or replaces it overrides this."""
-        x, first, last, edit, read, record = stretch
+    def run_layers(self, layers: LayerRange) -> Tensor:
+        """`run` after its checks; towers that trace or replay a run override this."""
+        x, first, last, edit, read, record = layers
         if x.is_cuda and record is None and first <= last:
             result = run_by_kernels(self, x, first, last, edit, read)
             if result is not None:
@@ -399,10 +398,8 @@ class Tower(nn.Module):
                 x = insert_tokens(x, edit, layer)
             rows = read if layer == last else None
             angles = self.rotary_angles(edit, layer, x.device)
-            block, inputs = (
-                self.blocks[layer - 1],
-                (x, change, rows, extra, self.fused, record, layer, angles),
-            )
+            block = self.blocks[layer - 1]
+            inputs = (x, change, rows, extra, self.fused, record, layer, angles)
             if change is None or not change.added:
                 x = block(*inputs)
             else:
@@ -413,7 +410,7 @@ class Tower(nn.Module):
 
 
 def added_weights(block: nn.Module, added: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a layer with something added to some of them, in the layer's precision."""
+    """The weights of a layer that change, with `added` added to them, in the layer's precision."""
     weights = dict(block.named_parameters())
     for name in added:
         if name not in weights:

@@ -30,6 +30,7 @@ from dear.clip.tower import (
     Attention,
     Block,
     LayerNorm,
+    LayerRange,
     Linear,
     Tower,
     attend_eager,
@@ -52,7 +53,7 @@ class AttentionPool(nn.Module):
         self.mlp = MLP(shape)
 
     def forward(self, tokens: Tensor, queries: Tensor | None = None, fused: bool = True) -> Tensor:
-        """Normed tokens [B, N, D], read by the probe and by further queries [B, Q, D]: [B, 1 + Q, D]."""
+        """Pool normed tokens [B, N, D] with the probe and further queries [B, Q, D]: [B, 1 + Q, D]."""
         z, _ = self.read(tokens, queries, fused)
         return self.finish(self.attn.merge(z))
 
@@ -61,7 +62,7 @@ class AttentionPool(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Each pooling head's output [B, H, 1 + Q, d], and its pattern [B, H, 1 + Q, N] if not fused."""
         attn = self.attn
-        probes = self.probe.to(tokens.dtype).expand(tokens.shape[0], 1, -1)
+        probes = self.probe.to(tokens.dtype).expand(tokens.shape[0], 1, -1)  # [B, 1, D]
         if queries is not None:
             probes = torch.cat([probes, queries.to(tokens.dtype)], dim=1)
         q, k, v = attn.split(attn.q(probes)), attn.split(attn.k(tokens)), attn.split(attn.v(tokens))
@@ -70,7 +71,7 @@ class AttentionPool(nn.Module):
         return attend_eager(q, k, v, None)
 
     def finish(self, z: Tensor) -> Tensor:
-        """What follows the attention, on rows [..., D]."""
+        """The residual MLP after the attention, on rows [..., D]."""
         out: Tensor = z + self.mlp(self.norm(z))
         return out
 
@@ -90,22 +91,22 @@ class Patches(nn.Module):
         return self.as_product(pixels) if pixels.is_cuda else self.as_convolution(pixels)
 
     def as_convolution(self, pixels: Tensor) -> Tensor:
-        """The way that is faster on a CPU."""
+        """The implementation that is faster on a CPU."""
         grid = F.conv2d(pixels.to(self.weight.dtype), self.weight, self.bias, stride=self.weight.shape[-1])
-        return grid.flatten(2).transpose(1, 2)
+        return grid.flatten(2).transpose(1, 2)  # [B, D, rows, columns] -> [B, patches, D]
 
     def as_product(self, pixels: Tensor) -> Tensor:
-        """The same as one matrix product: a GPU's convolution kernels are made for overlapping windows."""
+        """The same as one matrix product, faster on a GPU, whose convolutions expect overlapping windows."""
         side = self.weight.shape[-1]
         rows, columns = (pixels.shape[axis] // side * side for axis in (2, 3))
-        cut = pixels[:, :, :rows, :columns].unflatten(3, (-1, side)).unflatten(2, (-1, side))
-        cut = cut.permute(0, 2, 4, 1, 3, 5)  # [B, rows, columns, 3, P, P]
-        cut = cut.to(self.weight.dtype, memory_format=torch.contiguous_format)
-        return F.linear(cut.flatten(3).flatten(1, 2), self.weight.flatten(1), self.bias)
+        patches = pixels[:, :, :rows, :columns].unflatten(3, (-1, side)).unflatten(2, (-1, side))
+        patches = patches.permute(0, 2, 4, 1, 3, 5)  # [B, 3, r, P, c, P] -> [B, r, c, 3, P, P]
+        patches = patches.to(self.weight.dtype, memory_format=torch.contiguous_format)
+        return F.linear(patches.flatten(3).flatten(1, 2), self.weight.flatten(1), self.bias)  # [B, r*c, D]
 
 
 class VisionTower(Tower):
-    """An image tower of any of the supported families, and a correction of its feature if it has one."""
+    """An image tower of any supported family, with an optional correction of its feature."""
 
     class_token: nn.Parameter | None
     proj: nn.Parameter | None
@@ -125,7 +126,7 @@ class VisionTower(Tower):
         bias = config.projection and config.projection_bias
         self.proj_bias = nn.Parameter(torch.empty(embed_dim)) if bias else None
         self._angles: RotaryAngles | None = None
-        self.correction: AppliedCorrection | None = None  #: of the feature; it is no weight of the backbone
+        self.correction: AppliedCorrection | None = None  #: of the feature; not part of the weights
 
     def with_correction(self, correction: Correction | None) -> VisionTower:
         """A tower on the same weights with (another) correction of its feature, or none."""
@@ -141,14 +142,14 @@ class VisionTower(Tower):
         """Normalized pixels [B, 3, S, S] to the input of layer 1, [B, N, D], the class token first."""
         size = self.shape.image_size
         if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
-            raise InputError(f"images must be [B, 3, {size}, {size}]; got {list(pixels.shape)}")
+            raise InputError(f"images must be [B, 3, {size}, {size}], got {list(pixels.shape)}")
         x = self.patch(pixels)  # [B, patches, D]
         if self.class_token is not None:
             first = self.class_token.to(x.dtype).expand(x.shape[0], 1, -1)
             x = torch.cat([first, x], dim=1)
-        return self.before(x + self.positions)
+        return self.norm_input(x + self.positions)
 
-    def before(self, x: Tensor) -> Tensor:
+    def norm_input(self, x: Tensor) -> Tensor:
         """The norm before layer 1, where the family has one: [..., D] -> [..., D]."""
         return x if self.ln_pre is None else self.ln_pre(x)
 
@@ -170,10 +171,14 @@ class VisionTower(Tower):
         read: Tensor | None = None,
         record: Record | None = None,
     ) -> Rows:
-        """Run layers `first` to the last on x [B, N, D]; what the final norm reads of the rows `read`."""
+        """Run layers `first` to the last on x [B, N, D]; the input of the final norm at the rows `read`."""
+        return self.run_to_rows(LayerRange(x, first, self.config.layers, edit, read, record))
+
+    def run_to_rows(self, layers: LayerRange) -> Rows:
+        """See `final_rows`; towers that trace or replay a run override this."""
         if self.removed_heads:
-            return rows_without_heads(self, x, first, edit, read, record)
-        return Rows(self.run(x, first, edit=edit, read=read, record=record))
+            return rows_without_heads(self, layers)
+        return Rows(self.run(*layers))
 
     def norm_rows(self, rows: Rows) -> Tensor:
         """Final norm of rows [B, R, D] of the last layer."""
@@ -181,23 +186,19 @@ class VisionTower(Tower):
         return final_norm(rows, norm.weight, norm.bias, norm.eps).to(rows.x.dtype)
 
     def correct(self, features: Tensor) -> Tensor:
-        """The affine part of the correction, on features [..., E]; without one they stay as they are."""
-        if self.correction is None:
-            return features
-        return features @ self.correction.matrix.to(features) + self.correction.bias.to(features)
+        """Features [..., E] after the affine part of the correction, if there is one."""
+        return features if self.correction is None else self.correction.feature(features)
 
     def correct_pooled(self, pooled: Tensor) -> Tensor:
-        """Pooled vectors [..., D] reduced to their corrected feature, to which `into_space` maps them.
+        """Pooled vectors [..., D] reduced to their corrected feature, to which `project_pooled` maps them.
 
-        A learned projection reads these: in the full pooled vector it could find again what is removed from
-        the feature. Without a correction they stay as they are.
+        Learned projections read these: the full pooled vector still contains what the correction removes from
+        the feature. Without a correction they are unchanged.
         """
-        if self.correction is None:
-            return pooled
-        return pooled @ self.correction.pooled_matrix.to(pooled) + self.correction.pooled_bias.to(pooled)
+        return pooled if self.correction is None else self.correction.pooled(pooled)
 
-    def read_rows(self, extra: int = 0) -> Tensor | None:
-        """The rows of the last layer that `pooled` needs with `extra` tokens at the end; None: all."""
+    def output_rows(self, extra: int = 0) -> Tensor | None:
+        """Rows of the last layer that `pooled` reads, with `extra` tokens at the end; None: all."""
         if self.pool is not None:
             return None
         device, length = self.positions.device, len(self.positions)
@@ -205,15 +206,15 @@ class VisionTower(Tower):
         return torch.cat([first, torch.arange(length, length + extra, device=device)])
 
     def pooled(self, rows: Rows, extra: int = 0) -> Tensor:
-        """The image's vector and one per extra token, normed, before the projection: [B, 1 + extra, D].
+        """Pooled vectors of the image and of each extra token, before the projection: [B, 1 + extra, D].
 
         Args:
-            rows: the last layer's rows `read_rows(extra)`.
+            rows: the last layer's rows `output_rows(extra)`.
             extra: number of extra tokens, at the end of the sequence.
 
-        With a class token these are the rows themselves. With attention pooling the probe queries the
-        original tokens, and extra token t queries them too, with `probe + norm(x_t)`: each extra token
-        becomes a vector of the same space, and none changes the image's vector.
+        With a class token these are the normed rows. With attention pooling, the probe and each extra token
+        t, as the query `probe + norm(x_t)`, read the original tokens; extra tokens do not change the image's
+        vector.
         """
         y = self.norm_rows(rows)
         if self.pool is None:
@@ -224,10 +225,10 @@ class VisionTower(Tower):
         return pooled
 
     def image_vector(self, rows: Rows) -> Tensor:
-        """The image's pooled vector [B, D], before the projection, from the last layer's `read_rows()`."""
+        """The image's pooled vector [B, D], before the projection, from the last layer's `output_rows()`."""
         return self.pooled(rows)[:, 0]
 
-    def into_space(self, pooled: Tensor) -> Tensor:
+    def project_pooled(self, pooled: Tensor) -> Tensor:
         """Pooled vectors [..., D] to features [..., E]."""
         if self.proj is None:
             return pooled
@@ -235,14 +236,14 @@ class VisionTower(Tower):
         return features if self.proj_bias is None else features + self.proj_bias
 
     def features(self, rows: Rows) -> Tensor:
-        """Image features [B, E] of the last layer's rows `read_rows()`, corrected."""
-        return self.correct(self.into_space(self.image_vector(rows)))
+        """Image features [B, E] of the last layer's rows `output_rows()`, corrected."""
+        return self.correct(self.project_pooled(self.image_vector(rows)))
 
     def project(self, rows: Rows) -> Tensor:
         """Final norm, projection and correction of single rows [B, R, D] to features [B, R, E]."""
         if self.pool is not None:
-            raise UsageError("this image tower pools its tokens by attention: a single token has no feature")
-        return self.correct(self.into_space(self.norm_rows(rows)))
+            raise UsageError("features of single tokens need a tower with a class token; this one pools")
+        return self.correct(self.project_pooled(self.norm_rows(rows)))
 
     def features_and_terms(
         self, x: Tensor, first: int, groups: Sequence[Sequence[Head]]
@@ -250,22 +251,22 @@ class VisionTower(Tower):
         """Image features [B, E], and the sum of the terms of each group of heads, [B, E] each.
 
         Args:
-            x: [B, N, D], the input of layer `first`; no head of the groups is in a layer before it.
-            first: number of that layer.
+            x: [B, N, D], the input of layer `first`.
+            first: number of that layer; heads of the groups are in this layer or later ones.
             groups: (layer, head) pairs of each group.
 
-        A correction of the feature applies to the terms: removed heads add nothing, and its matrix maps what
-        the others add.
+        A correction of the feature applies to the terms as well: removed heads contribute nothing, and its
+        matrix maps the contributions of the others.
         """
         layers = [layer for heads in (*groups, self.removed_heads) for layer, _ in heads]
         start, record = max(first, min(layers)), ClassRow()
         x = self.run(x, first, start - 1)
-        rows = self.final_rows(x, start, read=self.read_rows(), record=record)  # [B, 1, D]
+        rows = self.final_rows(x, start, read=self.output_rows(), record=record)  # [B, 1, D]
         return self.features(rows), self.head_terms(rows, record, groups)
 
     def head_terms(self, rows: Rows, record: Record, groups: Sequence[Sequence[Head]]) -> list[Tensor]:
         """The sum of the terms of each group of heads, [B, E], from the class token's row and record."""
-        x = rows.x[:, 0].float()
+        x = rows.x[:, 0].float()  # [B, D]
         spread = spread_of(x, self.ln_post.eps) if rows.spread is None else rows.spread[:, 0].float()
         terms = []
         for heads in groups:
@@ -283,8 +284,8 @@ class VisionTower(Tower):
     def features_from(
         self, x: Tensor, first: int = 1, edit: Edit | None = None, record: Record | None = None
     ) -> Tensor:
-        """The input of layer `first` [B, N, D] to image features [B, E], under `edit`."""
-        rows = self.final_rows(x, first, edit, self.read_rows(), record)
+        """Image features [B, E] from the input x [B, N, D] of layer `first`, under `edit`."""
+        rows = self.final_rows(x, first, edit, self.output_rows(), record)
         if self.pool is not None and edit is not None and edit.count:
             rows = rows._replace(x=_original_tokens(rows.x, edit))
         return self.features(rows)
@@ -292,8 +293,8 @@ class VisionTower(Tower):
     def prefix(self, pixels: Tensor, first: int = 1) -> Tensor:
         """The input of layer `first`, [B, N, D], for pixels [B, 3, S, S]; 1: the embedded patches.
 
-        It is what the frozen and the edited pass share where nothing changes before `first`. Without
-        gradient, unless the pixels require one.
+        The frozen and the edited pass share it if no layer before `first` is edited. Without gradient, unless
+        the pixels require one.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and pixels.requires_grad):
             return self.run(self.embed(pixels), last=first - 1)
@@ -301,7 +302,7 @@ class VisionTower(Tower):
     @torch.no_grad()
     def pooled_image(self, pixels: Tensor) -> Tensor:
         """The image's pooled vector [B, D], before the projection, of pixels [B, 3, S, S]; no gradient."""
-        return self.image_vector(self.final_rows(self.embed(pixels), read=self.read_rows()))
+        return self.image_vector(self.final_rows(self.embed(pixels), read=self.output_rows()))
 
     def frozen_features(self, prefix: Tensor, first: int = 1) -> Tensor:
         """Features [B, E] of the frozen tower from the input of layer `first`; without gradient."""
@@ -313,19 +314,19 @@ class VisionTower(Tower):
 
         With a class token these are the last layer's rows, normed; see `pooled` for other towers.
         """
-        rows = self.final_rows(prefix, first, edit, self.read_rows(edit.count))
+        rows = self.final_rows(prefix, first, edit, self.output_rows(edit.count))
         pooled = self.pooled(rows, edit.count)  # [B, 1 + T, D]
         return pooled[:, 0], pooled[:, 1:]
 
     def require_class_token(self, who: str) -> None:
-        """Refuse, on behalf of a method called `who`, a tower whose image feature is not one token's."""
+        """Refuse a tower without class token or projection; `who` names the method that needs them."""
         if self.pool is not None or self.proj is None:
             raise UsageError(
-                f"{who} works on the class token and its projection, which this backbone does not have (it "
-                "pools its tokens by attention); take a plain CLIP or another method"
+                f"{who} needs a class token and its projection; this backbone pools its tokens by attention: "
+                "use a plain CLIP or another method"
             )
 
-    def space_matrix(self) -> Tensor:
+    def projection_matrix(self) -> Tensor:
         """The projection from pooled vectors to the shared space, [D, E]; identity where there is none."""
         if self.proj is not None:
             return self.proj
@@ -339,7 +340,7 @@ def _original_tokens(x: Tensor, edit: Edit) -> Tensor:
 
 
 class TextTower(Tower):
-    """A text tower of any of the supported families."""
+    """A text tower of any supported family."""
 
     rows: Tensor | None
     proj_bias: nn.Parameter | None
@@ -360,7 +361,7 @@ class TextTower(Tower):
 
     @property
     def first_word(self) -> int:
-        """The position of a text's first word: 1 behind a begin token, else 0."""
+        """The position of a text's first word: 1 after a begin token, else 0."""
         return int(self.shape.begins)
 
     def eot(self, ids: Tensor) -> Tensor:
@@ -371,22 +372,22 @@ class TextTower(Tower):
 
     def end(self, ids: Tensor) -> Tensor:
         """The position of each text's end token: [N, T] -> [N]."""
-        if self.shape.pool == "largest":  # CLIP's end token has the largest id there is
+        if self.shape.pool == "largest":  # CLIP's end token has the largest id
             return ids.argmax(dim=-1)
         return (ids == self.shape.end).int().argmax(dim=-1)
 
     def word_count(self, ids: Tensor) -> Tensor:
-        """How many tokens each text has between its begin and end tokens: [N, T] -> [N]."""
+        """Number of tokens between the begin and the end token of each text: [N, T] -> [N]."""
         return self.end(ids) - self.first_word
 
-    def cut(self, ids: Tensor) -> Tensor:
-        """Drop the columns after the longest text's end, where they cannot reach the row that is read."""
+    def trim_padding(self, ids: Tensor) -> Tensor:
+        """Drop the columns after the longest text's end, unless the row that is read depends on them."""
         return ids if self.shape.needs_all_positions else ids[:, : int(self.eot(ids).max()) + 1]
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids [N, T] to the input of layer 1, [N, T, D]."""
         if ids.ndim != 2 or ids.shape[1] > self.shape.context:
-            raise InputError(f"token ids must be [N, at most {self.shape.context}]; got {list(ids.shape)}")
+            raise InputError(f"token ids must be [N, at most {self.shape.context}], got {list(ids.shape)}")
         rows = ids if self.rows is None else self.rows[ids]
         return self.tokens[rows] + self.positions[: ids.shape[1]]
 
@@ -398,7 +399,7 @@ class TextTower(Tower):
 
     def forward(self, ids: Tensor, edit: Edit | None = None, record: Record | None = None) -> Tensor:
         """Token ids [N, T] to features [N, E]."""
-        ids = self.cut(ids)
+        ids = self.trim_padding(ids)
         end = self.eot(ids)
         if edit is not None and edit.at is not None:
             end = end + edit.count
@@ -407,7 +408,7 @@ class TextTower(Tower):
 
 @torch.no_grad()
 def initialize(visual: VisionTower, text: TextTower) -> None:
-    """Fill both towers: small at the residual stream, smaller the deeper the tower; biases 0."""
+    """Initialize both towers as CLIP does: normal weights, smaller in deeper towers, biases 0."""
     for tower in (visual, text):
         for block in tower.blocks:
             assert isinstance(block, Block)

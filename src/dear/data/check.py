@@ -103,7 +103,7 @@ def find_unreadable(images: ImageSet, places: Sequence[int]) -> tuple[Unreadable
             return Unreadable(images.key(index), str(error), index)
         return None
 
-    return tuple(found for found in threaded(problem, list(places)) if found is not None)
+    return tuple(results for results in threaded(problem, list(places)) if results is not None)
 
 
 @dataclass(frozen=True)
@@ -229,10 +229,18 @@ class Readable(Wrapped):
             if self.policy == "stop":
                 self._refuse(min(int(index) for index in indices))
                 raise  # it can be read now
-        found = [self._one(int(index), size) for index in indices]
-        device = next((view.device for view in found if view is not None), None)
+        results = [self._one(int(index), size) for index in indices]
+        device = next((view.device for view in results if view is not None), None)
         black = torch.zeros(3, side_of(size), side_of(size), dtype=torch.uint8, device=device)
-        return torch.stack([black if view is None else view for view in found])
+        return torch.stack([black if view is None else view for view in results])
+
+    def subset(self, indices: Sequence[int]) -> Readable:
+        """See `ImageSet`."""
+        return Readable(self.images.subset(indices), self.policy)
+
+    def select_classes(self, names: Sequence[str]) -> Readable:
+        """See `ImageSet`."""
+        return Readable(self.images.select_classes(names), self.policy)
 
     def _refuse(self, first: int) -> None:
         """Name all images from `first` on that cannot be read; those before it were read."""

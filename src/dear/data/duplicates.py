@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -119,10 +119,10 @@ def matching_pairs(
     rows = max(1, _PAIRS // max(1, len(other)))
     for start in range(0, len(first), rows):
         begin = start if second is None else 0
-        own = first.hashes[start : start + rows, :1]
+        block = first.hashes[start : start + rows, :1]
         for mirrored in (0, 1):
-            bits = np.bitwise_count(own ^ other.hashes[None, begin:, mirrored])
-            i, j = (found.astype(np.int64) for found in np.nonzero(bits <= BITS))
+            bits = np.bitwise_count(block ^ other.hashes[None, begin:, mirrored])
+            i, j = (hits.astype(np.int64) for hits in np.nonzero(bits <= BITS))
             i, j = i + start, j + begin
             if second is None:
                 i, j = i[i < j], j[i < j]
@@ -138,18 +138,18 @@ def matching_pairs(
 
 def _contrast(prints: Prints) -> Levels:
     """Standard deviation of each color of the small copies, root mean square over colors, [n]."""
-    found = np.empty(len(prints), np.float32)
+    contrast = np.empty(len(prints), np.float32)
     for start in range(0, len(prints), _AT_ONCE):
         some = prints.small[start : start + _AT_ONCE].astype(np.float32)
-        found[start : start + _AT_ONCE] = np.sqrt(some.var(axis=(1, 2)).mean(axis=1))
-    return found
+        contrast[start : start + _AT_ONCE] = np.sqrt(some.var(axis=(1, 2)).mean(axis=1))
+    return contrast
 
 
 def _apart(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> Levels:
     """Root mean square difference of small copies [p, 32, 32, 3], in gray levels."""
     step = first.astype(np.float32) - second
-    found: Levels = np.sqrt(np.square(step, out=step).mean(axis=(1, 2, 3)))
-    return found
+    apart: Levels = np.sqrt(np.square(step, out=step).mean(axis=(1, 2, 3)))
+    return apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +161,22 @@ class Duplicates:
     copies: int = 0  #: images with the same content as another one that is counted
     near: int = 0  #: images that are nearly the same as another one that is counted
     searched: bool = True  #: whether near duplicates were searched
+
+    def distinct(self, labels: Sequence[int]) -> list[int]:
+        """One place per unit and label, ascending; which one depends on the contents of the images alone.
+
+        >>> Duplicates(np.array([0, 1, 0]), (b"c", b"b", b"a"), near=1).distinct([5, 5, 5])
+        [1, 2]
+        """
+        chosen: dict[tuple[int, int], int] = {}
+        for place in sorted(range(len(self.units)), key=lambda place: (self.contents[place], place)):
+            chosen.setdefault((int(self.units[place]), labels[place]), place)
+        return sorted(chosen.values())
+
+    def subset(self, places: Sequence[int]) -> Duplicates:
+        """The same for the images at some places; the numbers of copies are those of all images."""
+        rows = list(places)
+        return replace(self, units=self.units[rows], contents=tuple(self.contents[row] for row in rows))
 
     def facts(self) -> dict[str, int | bool]:
         """Plain values for JSON."""
@@ -221,10 +237,10 @@ def count_shared_files(
 def _state(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
     """What changes when a file does; None: it is not there."""
     try:
-        found = os.stat(path)
+        state = os.stat(path)
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+    return state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino
 
 
 @lru_cache(maxsize=4)

@@ -60,9 +60,9 @@ def assign_folds(
         waiting[classes[indices[0]]].append(unit)
         for index in indices:
             units_of[classes[index]].add(unit)
-    found, sizes = np.full(len(classes), NEVER, dtype=np.int64), [0] * folds
-    for own in waiting.values():
-        for unit in own:
+    assigned, sizes = np.full(len(classes), NEVER, dtype=np.int64), [0] * folds
+    for units_of_class in waiting.values():
+        for unit in units_of_class:
             indices = members[unit]
             if min(len(units_of[classes[index]]) for index in indices) < 2:
                 continue
@@ -70,20 +70,20 @@ def assign_folds(
             fold = min(range(folds), key=lambda fold: (counts[fold], sizes[fold]))
             sizes[fold] += len(indices)
             for index in indices:
-                found[index] = fold
+                assigned[index] = fold
                 held_in[classes[index]][fold] += 1
     images = Counter(classes)
     for label, counts in held_in.items():  # units of several classes may have met in one fold
         if max(counts) == images[label]:
-            found[[index for index, other in enumerate(classes) if other == label]] = NEVER
-    return _together(found, unit_of)
+            assigned[[index for index, other in enumerate(classes) if other == label]] = NEVER
+    return _together(assigned, unit_of)
 
 
-def _together(found: Places, units: Sequence[int]) -> Places:
+def _together(assigned: Places, units: Sequence[int]) -> Places:
     """The folds, with every unit out of them of which one image is."""
-    never = {unit for unit, fold in zip(units, found.tolist(), strict=True) if fold == NEVER}
-    found[[unit in never for unit in units]] = NEVER
-    return found
+    never = {unit for unit, fold in zip(units, assigned.tolist(), strict=True) if fold == NEVER}
+    assigned[[unit in never for unit in units]] = NEVER
+    return assigned
 
 
 def feature_folds(
@@ -97,8 +97,8 @@ def feature_folds(
     direction = torch.randn(unit.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     along = (unit @ direction).tolist()
     units = equal_rows(unit) if units is None else units
-    found = assign_folds(labels.cpu().numpy(), folds, along, units)
-    return torch.from_numpy(found).to(labels.device)
+    fold = assign_folds(labels.cpu().numpy(), folds, along, units)
+    return torch.from_numpy(fold).to(labels.device)
 
 
 def equal_rows(features: Tensor) -> Places:

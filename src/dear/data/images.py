@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -100,6 +100,11 @@ class Rows:
     per_image: ClassVar[tuple[str, ...]]  #: names of those fields, beside labels, domains and groups
     classes: tuple[str, ...]
     labels: Tensor
+    #: bool [n, C] where images have several labels; `labels` is then one of them, for draws and folds
+    targets: Tensor | None = None
+    texts: Mapping[str, Sequence[str]] | None = None  #: several texts per class, where the data has them
+    #: the parent of each class and of each inner node, where classes form a tree
+    parents: Mapping[str, str] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -112,7 +117,10 @@ class Rows:
     def subset(self, indices: Sequence[int]) -> Self:
         """The images at `indices`, in that order, with the same classes."""
         order = [int(index) for index in indices]
-        fields: dict[str, Any] = {"labels": self.labels[torch.tensor(order, dtype=torch.int64)]}
+        rows = torch.tensor(order, dtype=torch.int64)
+        fields: dict[str, Any] = {"labels": self.labels[rows]}
+        if self.targets is not None:
+            fields["targets"] = self.targets[rows]
         for name in (*self.per_image, "domains", "groups"):
             values = getattr(self, name)
             fields[name] = None if values is None else tuple(values[index] for index in order)
@@ -120,8 +128,13 @@ class Rows:
 
     def select_labels(self, labels: Sequence[int]) -> Self:
         """The images of the classes with these labels, renumbered in the order given."""
-        chosen, renumbered = renumber(self.labels, labels)
         names = tuple(self.classes[label] for label in labels)
+        if self.targets is not None:
+            targets = self.targets[:, list(labels)]
+            rows = targets.any(dim=1).nonzero()[:, 0]
+            some = {"labels": main_labels(targets[rows]), "targets": targets[rows], "classes": names}
+            return replace(self.subset(rows.tolist()), **some)  # type: ignore[type-var]
+        chosen, renumbered = renumber(self.labels, labels)
         return replace(self.subset(chosen.tolist()), labels=renumbered, classes=names)  # type: ignore[type-var]
 
     def select_classes(self, names: Sequence[str]) -> Self:
@@ -130,7 +143,10 @@ class Rows:
 
 
 class Wrapped:
-    """Base of image sets that change something of another one, `images`."""
+    """Base of image sets that change something of another one, `images`.
+
+    Each says itself what a part of it is: a part of the other set would lose the change.
+    """
 
     same_content: ClassVar[bool] = True  #: whether the images show what those of the other set show
     images: ImageSet
@@ -171,14 +187,6 @@ class Wrapped:
         """See `ImageSet`."""
         return self.images.key(index)
 
-    def subset(self, indices: Sequence[int]) -> ImageSet:
-        """See `ImageSet`."""
-        return self.images.subset(indices)
-
-    def select_classes(self, names: Sequence[str]) -> ImageSet:
-        """See `ImageSet`."""
-        return self.images.select_classes(names)
-
 
 @dataclass(frozen=True, eq=False)
 class FileImages(Rows):
@@ -195,6 +203,9 @@ class FileImages(Rows):
     #: a value beside the class, one per image (a background, say), or None; see `values_of`
     groups: tuple[str, ...] | None = None
     source: Source | None = None  #: where the dataset was opened; None: it was not opened by `open_data`
+    targets: Tensor | None = None
+    texts: Mapping[str, Sequence[str]] | None = None
+    parents: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.paths):
@@ -228,6 +239,43 @@ class FileImages(Rows):
         return self.paths[index]
 
 
+def main_labels(targets: Tensor) -> Tensor:
+    """One label [n] of each image of bool [n, C]: that of its classes with the fewest images.
+
+    Draws, folds, and splits treat an image as one of that class, so that rare classes are in every part. An
+    image without a label counts as one of the most frequent class.
+
+    >>> main_labels(torch.tensor([[1, 1, 0], [1, 0, 0], [1, 0, 1], [0, 0, 0]]).bool())
+    tensor([1, 0, 2, 0])
+    """
+    counts = targets.sum(dim=0)
+    labels = torch.where(targets, counts, counts.max() + 1).argmin(dim=1)
+    return torch.where(targets.any(dim=1), labels, counts.argmax())
+
+
+def targets_of(images: ImageSet) -> Tensor | None:
+    """Which classes each image shows, bool [n, C]; None where every image has one label."""
+    targets: Tensor | None = getattr(images, "targets", None)
+    return targets
+
+
+def label_text(images: ImageSet, index: int) -> str:
+    """The class of an image, or its several classes with commas between; "none" for an image without one."""
+    targets = targets_of(images)
+    if targets is None:
+        return images.classes[int(images.labels[index])]
+    has = targets[index].tolist()
+    return ", ".join(name for name, one in zip(images.classes, has, strict=True) if one) or "none"
+
+
+def require_one_label(images: ImageSet, task: str) -> None:
+    """Raise a DataError where images have several labels, which `task` does not support."""
+    if targets_of(images) is not None:
+        raise DataError(
+            f"{images.name}: {task} needs one label per image, but this dataset has several (labels)"
+        )
+
+
 def is_utf8(name: str) -> bool:
     """Whether a file's name is valid UTF-8; Python writes other bytes as lone surrogates."""
     try:
@@ -244,13 +292,15 @@ def find_classes(images: ImageSet, names: Sequence[str]) -> list[int]:
         places.setdefault(name, []).append(label)
     labels = []
     for name in names:
-        found = places.get(name, [])
-        if not found:
+        matches = places.get(name, [])
+        if not matches:
             some = ", ".join(map(repr, images.classes[:5]))
             raise DataError(f"{images.name}: has no class {name!r}; its classes start with {some}")
-        if len(found) > 1:
-            raise DataError(f"{images.name}: {len(found)} classes are called {name!r}; choose them by label")
-        labels.append(found[0])
+        if len(matches) > 1:
+            raise DataError(
+                f"{images.name}: {len(matches)} classes are called {name!r}; choose them by label"
+            )
+        labels.append(matches[0])
     return labels
 
 
@@ -261,8 +311,8 @@ def renumber(labels: Tensor, wanted: Sequence[int]) -> tuple[Tensor, Tensor]:
     (tensor([0, 2, 3]), tensor([1, 1, 0]))
     """
     place = {int(label): number for number, label in enumerate(wanted)}
-    found = [(index, place[label]) for index, label in enumerate(labels.tolist()) if label in place]
-    pairs = torch.tensor(found, dtype=torch.int64).view(-1, 2)
+    matches = [(index, place[label]) for index, label in enumerate(labels.tolist()) if label in place]
+    pairs = torch.tensor(matches, dtype=torch.int64).view(-1, 2)
     return pairs[:, 0], pairs[:, 1]
 
 
@@ -375,8 +425,10 @@ def readable(raw: str) -> str:
     Underscores become spaces; a leading "001." goes; a name that is all CamelCase is parted ("SeaLake" is
     "Sea Lake", but "McDonald" stays); WordNet ids stay as they are. Case is kept: the tokenizer ignores it.
 
-    >>> [readable(raw) for raw in ("golden_retriever", "SeaLake", "001.Black_footed_Albatross", "n01440764")]
-    ['golden retriever', 'Sea Lake', 'Black footed Albatross', 'n01440764']
+    >>> readable("golden_retriever"), readable("SeaLake"), readable("n01440764")
+    ('golden retriever', 'Sea Lake', 'n01440764')
+    >>> readable("001.Black_footed_Albatross")
+    'Black footed Albatross'
     """
     check_name(raw)
     name = unicodedata.normalize("NFC", raw).strip()
@@ -463,6 +515,9 @@ class ListedImages(Rows):
     name: str = "images"
     domains: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None  #: a value beside the class, one per image, or None
+    targets: Tensor | None = None
+    texts: Mapping[str, Sequence[str]] | None = None
+    parents: Mapping[str, str] | None = None
 
     def image(self, index: int) -> Image.Image:
         """A whole image, RGB, upright."""

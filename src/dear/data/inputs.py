@@ -117,6 +117,33 @@ def check_labels(y: Any, count: int) -> np.ndarray[Any, Any]:
     return labels
 
 
+def as_indicators(y: Any) -> np.ndarray[Any, Any] | None:
+    """An indicator matrix as bool [n, C]; None where y is no matrix.
+
+    Raises:
+        InputError: the matrix holds other numbers than 0 and 1, or only one column.
+
+    >>> as_indicators([[1, 0], [1, 1]]).tolist(), as_indicators(["cat", "dog"])
+    ([[True, False], [True, True]], None)
+    """
+    values = y.toarray() if hasattr(y, "toarray") else y
+    try:
+        matrix = np.asarray(values)
+    except ValueError:
+        raise InputError("labels must be one per image, or rows of 0 and 1 of equal length") from None
+    if matrix.ndim != 2:
+        return None
+    if matrix.dtype.kind not in "biuf" or not np.isin(matrix, (0, 1)).all():
+        odd = next(value for value in matrix.ravel().tolist() if value not in (0, 1))
+        raise InputError(
+            f"several labels per image must be an indicator matrix of 0 and 1, got {odd!r}; "
+            "scikit-learn's MultiLabelBinarizer builds one from lists of names"
+        )
+    if matrix.shape[1] < 2:
+        raise InputError("an indicator matrix needs at least two columns, one per class, got 1")
+    return matrix.astype(bool)
+
+
 def missing_labels(labels: Sequence[Any]) -> list[int]:
     """Places of labels that are None, NaN, or a table's mark for a missing value.
 

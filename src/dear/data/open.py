@@ -13,8 +13,8 @@ names; a folder without images is no class, and images in `unlabeled/` have no l
 (`dear.data.unlabeled`). Hidden files, what operating systems leave behind (`__MACOSX`,
 `Thumbs.db`, `.DS_Store`), links to folders inside a class, and files that do not end like images are ignored.
 Where there are no split folders, a fifth of each class is held out for testing by the hash of the path
-(`dear.data.shots`). `photos/train`, given by itself, is the training split of `photos`: asked for test
-images, it gives those of the folder beside it, never its own.
+(`dear.data.shots`). A split folder that is named itself (`photos/val`) is the folder that is used, for
+training and for testing; the images held out of a training on it are those of another split folder.
 
 Benchmarks lie in their usual folders: CoOp's fifteen, DomainBed's five, two with known groups. Where each
 lies, its split file, template and class count are data (`benchmarks.json`); `dear.data.layouts` reads them.
@@ -42,19 +42,21 @@ from dear.data.images import (
 )
 from dear.data.layouts import COOP, READERS, Benchmark, Listing
 from dear.data.shots import pick_split
-from dear.data.stored import CellImages, DatasetCells
+from dear.data.stored import BoxedImages, CellImages, DatasetCells
 from dear.data.table import KINDS, open_table
+from dear.data.tars import is_tar, open_tars
 from dear.errors import DataError, InputError, UsageError, reason_of
 from dear.images.views import image_paths, is_image_name, is_own_name
 from dear.utils.extras import missing_extra
 from dear.utils.files import read_json
-from dear.utils.notices import note, warn
+from dear.utils.notices import warn
 from dear.utils.text import check_name
 
 WORLD = "world:"
 HUB = "hf://datasets/"
 UNLABELED_FOLDER = "unlabeled"  #: next to class folders; its images have no label (`dear.data.unlabeled`)
 DOMAINBED = "python -m domainbed.scripts.download (https://github.com/facebookresearch/DomainBed)"
+HELD_OUT_SPLIT = "held-out"  #: the split of images that a training on the same name does not use
 # What folders may be called, by the split they hold.
 SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "val": ("val", "valid", "validation")}
 
@@ -65,26 +67,34 @@ def open_data(
     root: str | os.PathLike[str] | None = None,
     template: str | None = None,
     name: str | None = None,
+    margin: float = 0.0,
 ) -> ImageSet:
     """Open one split of a dataset.
 
     Args:
         spec: a folder of class folders; a CSV, JSONL, Parquet, or COCO JSON table; a pandas or polars frame;
-            `hf://datasets/owner/name` or a saved `datasets` folder; a benchmark's name (with `root`); or
-            `world:NAME`.
-        split: "train", "test", "val" where there is one, or "all".
+            `hf://datasets/owner/name` or a saved `datasets` folder; a WebDataset tar or a folder of them; a
+            benchmark's name (with `root`); or `world:NAME`.
+        split: "train", "test", "val" where there is one, or "all"; "held-out": the test images of a training
+            on `spec`. A split folder that is named itself (`photos/val`) is used for "train" and "test".
         root: the folder that holds the benchmarks; for a table, the folder its paths start from.
         template: prompt with `{}`, instead of the dataset's own.
         name: of the dataset, instead of its own (few-shot draws depend on it).
+        margin: added to every box of a table on each side, as a fraction of the box, 0 to 10.
 
     Raises:
         DataError: the data is missing or malformed.
-        UsageError: a benchmark without `root`.
+        UsageError: a benchmark without `root`; a margin where there are no boxes.
     """
+    if not 0 <= margin <= 10:
+        raise UsageError(f"margin must be from 0 to 10, a fraction of each box, got {margin}")
     if not isinstance(spec, str | os.PathLike):
-        return open_table(spec, split, template=template, name=name, root=root)
+        split = "test" if split == HELD_OUT_SPLIT else split
+        return open_table(spec, split, template=template, name=name, root=root, margin=margin)
     check_data(spec, root)
     text = os.fspath(spec)
+    if split == HELD_OUT_SPLIT:
+        text, split = _held_out_folder(text), "test"
     if text.startswith(WORLD):
         return _open_world(text, split, template)
     if text.startswith(HUB) or _is_saved_dataset(Path(text).expanduser()):
@@ -92,16 +102,31 @@ def open_data(
     path = Path(text).expanduser()
     benchmark = find_benchmark(text)
     if benchmark is not None and root is not None:
-        found = open_benchmark(benchmark.name, split, root, template=template)
-        return replace(found, source=Source(benchmark.name, os.path.abspath(root)))
+        dataset = open_benchmark(benchmark.name, split, root, template=template)
+        return replace(dataset, source=Source(benchmark.name, os.path.abspath(root)))
     images: Any
-    if os.path.isdir(path):
+    if is_tar(path):
+        images = open_tars(path, split, template=template, name=name)
+    elif os.path.isdir(path):
         images = open_folder(path, split, template=template, name=name)
     else:
-        images = open_table(path, split, template=template, name=name, root=root)
+        images = open_table(path, split, template=template, name=name, root=root, margin=margin)
+    if margin and not isinstance(images, BoxedImages):
+        raise UsageError(f"{text}: has no boxes (x, y, width, height), so margin = {margin} has no effect")
     base = None if root is None else os.path.abspath(root)
     opened: ImageSet = replace(images, source=Source(os.path.abspath(path), base))
     return opened
+
+
+def named_split(spec: str | os.PathLike[str]) -> str | None:
+    """The split of a folder that is one of several split folders (`photos/val`); None for all other data."""
+    path = Path(spec).expanduser()
+    return _split_of(path.resolve().name) if os.path.isdir(path) and _is_split(path.resolve()) else None
+
+
+def default_split(spec: str, split: str) -> str:
+    """The split to open where no labels are used: all of a folder that is a split itself (`photos/val`)."""
+    return split if named_split(spec) is None else "all"
 
 
 def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> None:
@@ -114,7 +139,11 @@ def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None
         return
     path = Path(text).expanduser()
     benchmark = find_benchmark(text)
-    if (benchmark is not None and root is not None) or os.path.isdir(path) or path.suffix.lower() in KINDS:
+    if (
+        (benchmark is not None and root is not None)
+        or os.path.isdir(path)
+        or path.suffix.lower() in (*KINDS, ".tar")
+    ):
         return
     if text.startswith(HUB):
         return
@@ -301,16 +330,17 @@ def open_folder(
     root = Path(root)
     if not root.is_dir():
         raise DataError(f"{root}: is not a folder")
-    whole = _is_split(root.resolve())
-    name = name or (root.resolve().parent if whole else root.resolve()).name
-    root = _beside(root, split) if whole else root
+    known = named_split(root)
+    if split == "val" and known not in (None, "val"):
+        raise DataError(f"{root}: holds the {known} images; name the folder with the val images")
+    name = name or (root.resolve() if known is None else root.resolve().parent).name
     groups = _split_folders(root)
-    found = {key: _classes(folder) for key, folder in (groups or {"": root}).items()}
-    if not any(found.values()):
+    by_split = {key: _classes(folder) for key, folder in (groups or {"": root}).items()}
+    if not any(by_split.values()):
         raise DataError(
             f"{root}: holds no class folders; put the images of each class in a folder of its name"
         )
-    folders = _with_images(root, groups, found)
+    folders = _with_images(root, groups, by_split)
     try:
         classes = check_classes(folders, [readable(folder) for folder in folders], str(root))
     except InputError as error:
@@ -321,11 +351,11 @@ def open_folder(
     rows = [
         ("/".join((groups[part].name, path) if groups else (path,)), number[folder])
         for part in parts
-        for folder, paths in found[part].items()
+        for folder, paths in by_split[part].items()
         for path in paths
     ]
     rows.sort(key=lambda row: (row[1], natural_key(row[0])))
-    if not groups and not whole:
+    if not groups and known is None:
         keep = pick_split([path for path, _ in rows], [label for _, label in rows], split, str(root), root)
         rows = [rows[index] for index in keep]
     return FileImages(
@@ -346,19 +376,22 @@ def _is_split(folder: Path) -> bool:
     return len([entry for entry in beside if not _holds_images(entry)]) > 1
 
 
-def _beside(folder: Path, split: str) -> Path:
-    """Where a split lies, given one of several split folders: the folder itself, or one beside it."""
-    own = _split_of(folder.resolve().name)
-    if split in (own, "all") or (split == "test" and own == "val"):
-        return folder
-    beside = [entry for entry in _entries(folder.resolve().parent) if entry.is_dir()]
-    found = {known: entry for entry in beside if (known := _split_of(entry.name)) is not None}
-    wanted = found.get(split) or (found.get("val") if split == "test" else None)
-    if wanted is None:
-        raise DataError(f"{folder}: holds the {own} images; there is no folder with {split} images beside it")
-    other = folder.parent / wanted.name if folder.name == folder.resolve().name else wanted
-    note(f"{folder}: holds the {own} images; the {split} images are those in {other}")
-    return other
+def _held_out_folder(spec: str) -> str:
+    """Where the test images of a training on `spec` are: another split folder for a split folder, else it."""
+    known = named_split(spec)
+    if known is None:
+        return spec
+    folder = Path(spec).expanduser()
+    others = {
+        _split_of(entry.name): entry.name for entry in _entries(folder.resolve().parent) if entry.is_dir()
+    }
+    name = next((others[split] for split in ("test", "val") if split in others and split != known), None)
+    if name is None:
+        raise DataError(
+            f"{spec}: holds the {known} images; there is no folder with other test images beside it"
+        )
+    parent = folder.parent if folder.name == folder.resolve().name else folder.resolve().parent
+    return str(parent / name)
 
 
 def _split_of(name: str) -> str | None:
@@ -378,7 +411,7 @@ def _split_folders(root: Path) -> dict[str, Path]:
     if it has neighbors that are no splits.
     """
     folders = [entry for entry in _entries(root) if entry.is_dir()]
-    found: dict[str, Path] = {}
+    by_split: dict[str, Path] = {}
     for folder in folders:
         split = _split_of(folder.name)
         if split is None:
@@ -387,12 +420,12 @@ def _split_folders(root: Path) -> dict[str, Path]:
             continue
         if _holds_images(folder):
             return {}
-        if split in found:
+        if split in by_split:
             raise DataError(
-                f"{root}: both {found[split].name}/ and {folder.name}/ hold the {split} split; keep one"
+                f"{root}: both {by_split[split].name}/ and {folder.name}/ hold the {split} split; keep one"
             )
-        found[split] = folder
-    return found
+        by_split[split] = folder
+    return by_split
 
 
 def _wanted(root: Path, groups: dict[str, Path], split: str) -> list[str]:
@@ -407,12 +440,12 @@ def _wanted(root: Path, groups: dict[str, Path], split: str) -> list[str]:
     return [split]
 
 
-def _with_images(root: Path, groups: dict[str, Path], found: dict[str, dict[str, list[str]]]) -> list[str]:
+def _with_images(root: Path, groups: dict[str, Path], by_split: dict[str, dict[str, list[str]]]) -> list[str]:
     """The class folders that hold images in any split, in natural order; a warning names empty ones."""
-    full = {folder for classes in found.values() for folder, paths in classes.items() if paths}
+    full = {folder for classes in by_split.values() for folder, paths in classes.items() if paths}
     if not full:
         raise DataError(f"{root}: its class folders hold no images")
-    for part, classes in found.items():
+    for part, classes in by_split.items():
         empty = [folder for folder, paths in classes.items() if not paths]
         if empty:
             where = groups[part] if groups else root

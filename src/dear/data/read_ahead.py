@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from dear.data.images import FileImages, ListedImages, Wrapped, source_of
+from dear.data.images import FileImages, ImageSet, ListedImages, Wrapped, source_of
 from dear.images.views import Size, read_views
 
 Images = TypeVar("Images")
@@ -53,24 +53,32 @@ class _Ahead(Wrapped):
     def __getattr__(self, name: str) -> Any:  # what only some sets have, such as `paths`
         return getattr(self.images, name)
 
+    def subset(self, indices: Sequence[int]) -> ImageSet:
+        """The same images without reading ahead."""
+        return self.images.subset(indices)
+
+    def select_classes(self, names: Sequence[str]) -> ImageSet:
+        """The same images without reading ahead."""
+        return self.images.select_classes(names)
+
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         wanted = [int(index) for index in indices]
         self._most = max(self._most, len(wanted))
         ready = self._begun.pop((_span(wanted), size), None)
         if len(wanted) > 1:
             self._begin_after(wanted[-1] + 1, size)
-        found = self._read(wanted, size) if ready is None else ready.result()
-        if found.is_cuda:  # it was made on another stream than it is used on
-            found.record_stream(torch.cuda.current_stream(found.device))
-        return found
+        batch_pixels = self._read(wanted, size) if ready is None else ready.result()
+        if batch_pixels.is_cuda:  # it was made on another stream than it is used on
+            batch_pixels.record_stream(torch.cuda.current_stream(batch_pixels.device))
+        return batch_pixels
 
     def _begin_after(self, start: int, size: Size) -> None:
         """Have the batches read that come next; what was begun and is not among them is forgotten."""
         begun, self._begun = self._begun, {}
         for first in range(start, min(start + self._depth * self._most, len(self)), self._most):
             batch = range(first, min(first + self._most, len(self)))
-            own = begun.pop((batch, size), None)
-            self._begun[batch, size] = own or self._reader.submit(self._read, batch, size)
+            pending = begun.pop((batch, size), None)
+            self._begun[batch, size] = pending or self._reader.submit(self._read, batch, size)
         for late in begun.values():
             late.cancel()
 

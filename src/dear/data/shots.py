@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dear.data.duplicates import MOST_IMAGES, Places, find_file_duplicates
-from dear.data.images import FileImages, ImageSet, ListedImages, content_digest
+from dear.data.images import FileImages, ImageSet, ListedImages, content_digest, targets_of
 from dear.data.paths import read_list
 from dear.errors import DataError, DearError
 from dear.utils.digest import of_parts
@@ -70,17 +70,17 @@ def hold_out(
         if all(groups[index] == group for index in unit):
             parts[group].append(unit)
     held = [False] * len(keys)
-    for group, own in parts.items():
-        if sizes[group] < 2 or len(own[0]) == sizes[group]:
+    for group, class_units in parts.items():
+        if sizes[group] < 2 or len(class_units[0]) == sizes[group]:
             continue
         count, chosen = min(max(round(share * sizes[group]), 1), sizes[group] - 1), 0
-        for unit in own:
+        for unit in class_units:
             if chosen < count and chosen + len(unit) - count <= count - chosen:
                 chosen += len(unit)
                 for index in unit:
                     held[index] = True
         if not chosen:  # every unit is large
-            for index in min(own, key=len):
+            for index in min(class_units, key=len):
                 held[index] = True
     return held
 
@@ -132,6 +132,8 @@ def draw_shots(images: ImageSet, shots: int, seed: int) -> list[int]:
         members[label].append(index)
     chosen: list[int] = []
     for label, name in enumerate(images.classes):
+        if not members[label] and targets_of(images) is not None:
+            continue  # all its images show a rarer class as well, and are drawn for that
         if not members[label]:
             raise DataError(f"{images.name}: the class {name!r} has no images to draw shots from")
         rank = {
@@ -183,10 +185,10 @@ def read_draw(path: str | os.PathLike[str], images: ImageSet) -> list[int]:
         index = place.get(record["path"])
         if index is None:
             raise DataError(f"{where}: {images.name} has no image {record['path']!r} in this split")
-        own = images.classes[labels[index]]
-        if record.get("class", own) != own:
+        class_name = images.classes[labels[index]]
+        if record.get("class", class_name) != class_name:
             raise DataError(
-                f"{where}: the image {record['path']!r} is of class {own!r}, not {record['class']!r}"
+                f"{where}: the image {record['path']!r} is of class {class_name!r}, not {record['class']!r}"
             )
         if index in chosen:
             raise DataError(f"{where}: the image {record['path']!r} is drawn twice")

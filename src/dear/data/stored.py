@@ -6,11 +6,10 @@ that splits, caches, and checks treat them like files.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -21,6 +20,7 @@ from dear.data.images import Rows, Source, file_digest
 from dear.errors import InputError
 from dear.images.open import open_image
 from dear.images.views import Size, read_views
+from dear.utils.digest import of_parts
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -37,11 +37,17 @@ class Box:
     width: float
     height: float
     margin: float = 0.0  #: added on every side, as a fraction of the box
+    pixels: bool = False  #: the numbers are pixels, even where all are at most 1
 
     @property
     def fractional(self) -> bool:
         """Whether the numbers are fractions of the image: all at most 1."""
-        return max(self.x + self.width, self.y + self.height) <= 1.0
+        return not self.pixels and max(self.x + self.width, self.y + self.height) <= 1.0
+
+    def in_pixels(self) -> Box:
+        """The box in a table of pixels: whole numbers are pixels."""
+        values = (self.x, self.y, self.width, self.height)
+        return replace(self, pixels=all(value.is_integer() for value in values))
 
     def corners(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Left, top, right, bottom in pixels of an image of this size; the margin stays inside the image.
@@ -94,6 +100,9 @@ class BoxedImages(Rows):
     domains: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
     source: Source | None = None
+    targets: Tensor | None = None
+    texts: Mapping[str, Sequence[str]] | None = None
+    parents: Mapping[str, str] | None = None
 
     def image(self, index: int) -> Image.Image:
         """The box of the upright image, RGB."""
@@ -115,7 +124,7 @@ class BoxedImages(Rows):
         """Hash of the file's bytes and the box."""
         box = self.boxes[index]
         file = file_digest(self.root / self.files[index])
-        return hashlib.sha256(file + f"{box.text} {box.margin:g}".encode()).digest()
+        return of_parts(file, f"{box.text} {box.margin:g}")
 
 
 class CellReader(Protocol):
@@ -139,6 +148,9 @@ class CellImages(Rows):
     domains: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
     source: Source | None = None
+    targets: Tensor | None = None
+    texts: Mapping[str, Sequence[str]] | None = None
+    parents: Mapping[str, str] | None = None
 
     def cell(self, index: int) -> bytes | str:
         """The bytes of an image file, or its path."""
@@ -149,7 +161,7 @@ class CellImages(Rows):
         try:
             return open_image(self.cell(index))
         except InputError as error:
-            raise InputError(f"{self.key(index)}: {error}") from None
+            raise InputError(f"{self.name}, row {self.rows[index] + 1}: {error}") from None
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         """CLIP's view of some images, uint8 [b, 3, size, size]."""
@@ -162,7 +174,7 @@ class CellImages(Rows):
     def digest(self, index: int) -> bytes:
         """Hash of the encoded image."""
         cell = self.cell(index)
-        return file_digest(cell) if isinstance(cell, str) else hashlib.sha256(cell).digest()
+        return file_digest(cell) if isinstance(cell, str) else of_parts(cell)
 
 
 class ParquetCells:
@@ -179,6 +191,12 @@ class ParquetCells:
         file = self._open()
         counts = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         self._starts = [sum(counts[:group]) for group in range(len(counts) + 1)]
+
+    def __reduce__(self) -> tuple[Any, ...]:  # for workers: neither the lock nor what is in memory travels
+        return ParquetCells, (self.path, self.column, self.root)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
 
     def read(self, row: int) -> bytes | str:
         """The bytes or the path of one row."""

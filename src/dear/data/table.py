@@ -1,8 +1,11 @@
 """A table of images: CSV, JSONL, Parquet, a pandas or polars frame, or COCO JSON.
 
 Columns: `path` (absolute, or relative to the table's folder or `root`) or, in Parquet and frames, an `image`
-column (bytes, or structs of bytes and path); `label`; optionally `classname`, `split`, `domain`, `group`
-(another attribute, for accuracy in the worst group), and `x,y,width,height` for a box (pixels or fractions).
+column (bytes, or structs of bytes and path); `label`, or `labels` for several (a list, or a text with `;`
+between; `;` alone or an empty list: none of the classes); optionally `classname`, `split`, `domain`, `group`
+(another attribute, for accuracy in the worst group), `texts` (of the row's class, as `labels`;
+`dear.data.texts`), `parent` (of the row's class in a tree; `dear.data.tree`), and `x,y,width,height` for a
+box (pixels or fractions).
 Without `classname`, labels are class names and are read like folder names (`golden_retriever` is "golden
 retriever"); with it, `label` may be a number. Classes are in the order of their labels: by value if all are
 whole numbers, otherwise in natural order. Rows with an empty label are unlabeled images
@@ -21,11 +24,14 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor
 
 from dear.data.images import (
     TEMPLATE,
@@ -33,20 +39,26 @@ from dear.data.images import (
     ImageSet,
     check_classes,
     check_template,
+    main_labels,
     natural_key,
     readable,
     spaced,
 )
+from dear.data.inputs import from_array
 from dear.data.paths import Anywhere, Inside, read_list
 from dear.data.shots import pick_split
 from dear.data.stored import Box, BoxedImages, CellImages, CellReader, ParquetCells, decode_cell
+from dear.data.texts import check_texts
+from dear.data.tree import SEPARATOR as TREE
+from dear.data.tree import add_path, resolve_tree
 from dear.errors import DataError, DearError, InputError
 from dear.utils.extras import missing_extra
 from dear.utils.files import read_json
 from dear.utils.text import check_name, parse_json
 
 REQUIRED = ("path", "label")
-OPTIONAL = ("classname", "split", "domain", "group")
+OPTIONAL = ("classname", "split", "domain", "group", "parent")
+LISTS = ("labels", "texts")  #: columns of lists, or of texts with `;` between
 BOX = ("x", "y", "width", "height")
 IMAGE = "image"  #: column of encoded images
 KINDS = (".csv", ".jsonl", ".ndjson", ".parquet", ".json")  #: endings of tables
@@ -66,7 +78,15 @@ class Row:
     split: str | None = None
     domain: str | None = None
     group: str | None = None
+    parent: str | None = None
     box: Box | None = None
+    labels: tuple[str, ...] | None = None  #: of a table of several labels; None: the image is unlabeled
+    texts: tuple[str, ...] = ()
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All labels."""
+        return (self.label,) if self.labels is None else self.labels
 
     @property
     def key(self) -> str:
@@ -111,12 +131,14 @@ def open_table(
     paths: _Paths = Inside(folder) if confined else Anywhere(folder)
     required = REQUIRED if reader is None else ("label",)
     rows = _rows(records, str(place), paths, required, margin=margin)
-    rows = [row for row in rows if row.label]
-    if not rows:
+    rows = [row for row in rows if row.label or row.labels is not None]
+    if not any(row.every for row in rows):
         raise DataError(f"{place}: no row has a label; a dataset needs some")
     classes, labels = _classes(rows, place)
+    targets = None if rows[0].labels is None else _targets(rows, labels)
+    main = torch.tensor([labels[row.label] for row in rows]) if targets is None else main_labels(targets)
     if rows[0].split is None:
-        groups = [(row.label, row.domain) for row in rows]
+        groups = [(label, row.domain) for label, row in zip(main.tolist(), rows, strict=True)]
         searched = folder if reader is None and rows[0].box is None else None
         chosen = pick_split([row.key for row in rows], groups, split, str(place), searched)
     else:
@@ -129,7 +151,10 @@ def open_table(
         "name": name or (place.resolve().parent.name if place.stem == "index" else place.stem),
         "classes": classes,
         "template": check_template(TEMPLATE if template is None else template),
-        "labels": torch.tensor([labels[row.label] for row in taken], dtype=torch.int64),
+        "labels": main[chosen],
+        "targets": None if targets is None else targets[chosen],
+        "texts": _texts(rows, classes, labels, place),
+        "parents": _parents(rows, classes, labels, place),
         "domains": None if rows[0].domain is None else tuple(row.domain or "" for row in taken),
         "groups": None if rows[0].group is None else tuple(row.group or "" for row in taken),
     }
@@ -182,9 +207,16 @@ def _rows(
     for number, cells in records:
         where = f"{place}, row {number}"
         record = dict(cells)
-        if "label" not in required or ("label" in record and record["label"] is None):
+        several = "labels" in record
+        if several and "label" in record:
+            raise DataError(f"{where}: has a label and labels; keep one of the columns")
+        listed = {key: _list(record[key], key, where) for key in LISTS if key in record}
+        if several:
+            record["label"] = (listed["labels"] or ("",))[0]
+        elif "label" not in required or ("label" in record and record["label"] is None):
             record["label"] = record.get("label") or ""
         present = frozenset(key for key in (*REQUIRED, *OPTIONAL, *BOX) if record.get(key) is not None)
+        present |= {"labels"} if several else set()
         missing = [key for key in required if key not in present]
         if missing:
             raise DataError(f"{where}: has no {' and no '.join(missing)}")
@@ -192,19 +224,94 @@ def _rows(
             odd = sorted(present ^ columns)[0]
             raise DataError(f"{where}: some rows have {odd!r} and others do not; fill it in all or in none")
         columns = present
-        texts = {key: _cell(record[key], key, where) for key in sorted(present - set(BOX))}
+        texts = {key: _cell(record[key], key, where) for key in sorted(present - {*BOX, *LISTS})}
         box = _box(record, present, where, margin)
         if "split" in texts:
             texts["split"] = texts["split"].lower()
         path = paths.check(texts["path"], where) if "path" in required else None
         texts.pop("path", None)
-        row = Row(number, path, box=box, **texts)
+        labels = listed.get("labels")
+        row = Row(number, path, box=box, labels=labels, texts=listed.get("texts") or (), **texts)
         if first.setdefault(row.key, number) != number:
             raise DataError(f"{where}: {row.key!r} is already in row {first[row.key]}; keep one")
         rows.append(row)
     if not rows:
         raise DataError(f"{place}: the table has no rows")
-    return rows
+    return _whole_pixels(rows)
+
+
+def _whole_pixels(rows: list[Row]) -> list[Row]:
+    """Rows whose boxes of whole numbers are pixels where any box is: 0,0,1,1 may be a pixel or the image."""
+    if not any(row.box is not None and not row.box.fractional for row in rows):
+        return rows
+    return [row if row.box is None else replace(row, box=row.box.in_pixels()) for row in rows]
+
+
+def _list(value: Any, column: str, where: str) -> tuple[str, ...] | None:
+    """The items of a cell, each once: a list, or a text with `;` between; None: the cell is empty."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    items = value.split(";") if isinstance(value, str) else value
+    if not isinstance(items, list | tuple):
+        raise DataError(f"{where}: {column} must be a list or a text with ; between, got {value!r}")
+    whole = [str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in items]
+    odd = [item for item in whole if not isinstance(item, str)]
+    if odd:
+        raise DataError(f"{where}: {column} must hold texts, got {odd[0]!r}")
+    return tuple(dict.fromkeys(text for item in whole if (text := str(item).strip())))
+
+
+def _targets(rows: list[Row], labels: dict[str, int]) -> Tensor:
+    """Which classes each row has, bool [n, C]."""
+    targets = torch.zeros(len(rows), len(set(labels.values())), dtype=torch.bool)
+    for place, row in enumerate(rows):
+        targets[place, [labels[label] for label in row.every]] = True
+    return targets
+
+
+def _texts(
+    rows: list[Row], classes: tuple[str, ...], labels: dict[str, int], place: Path
+) -> dict[str, tuple[str, ...]] | None:
+    """The different texts of each class's rows; None where the table has no texts."""
+    texts: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row.texts and row.labels is not None:
+            raise DataError(
+                f"{place}, row {row.number}, column texts: a row with several labels has no texts"
+            )
+        for text in row.texts:
+            texts.setdefault(classes[labels[row.label]], {})[text] = None
+    if not texts:
+        return None
+    missing = next((row for row in rows if classes[labels[row.label]] not in texts), None)
+    if missing is not None:
+        raise DataError(f"{place}, row {missing.number}, column texts: no text for {missing.label!r}")
+    where = f"{place}, column texts"
+    return {name: check_texts(list(some), name, where) for name, some in texts.items()}
+
+
+def _parents(
+    rows: list[Row], classes: tuple[str, ...], labels: dict[str, int], place: Path
+) -> dict[str, str] | None:
+    """The tree that the column `parent`, or labels that are paths, describe; None where there is none."""
+    parents: dict[str, str] = {}
+    paths = all(TREE in label.strip(TREE) for row in rows for label in row.every)
+    for row in rows:
+        where = f"{place}, row {row.number}"
+        if row.parent is not None:
+            if row.labels is not None:
+                raise DataError(f"{where}, column parent: a row with several labels has no parent")
+            add_path(parents, row.parent, classes[labels[row.label]], f"{where}, column parent")
+        elif paths:
+            for label in row.every:
+                add_path(parents, label.rpartition(TREE)[0], classes[labels[label]], where)
+    return (
+        resolve_tree(parents, classes, f"{place}, column {'label' if paths else 'parent'}")
+        if parents
+        else None
+    )
 
 
 def _box(record: Record, present: frozenset[str], where: str, margin: float) -> Box | None:
@@ -232,7 +339,7 @@ def _cell(value: Any, column: str, where: str) -> str:
         return str(value)
     if not isinstance(value, str):
         raise DataError(f"{where}: {column} must be text, got {value!r}")
-    if not value.strip() and column != "label":
+    if not value.strip() and column not in ("label", "parent"):
         raise DataError(f"{where}: {column} is empty; fill it or remove the row")
     return value if column == "path" else value.strip()
 
@@ -240,15 +347,24 @@ def _cell(value: Any, column: str, where: str) -> str:
 def _classes(rows: list[Row], path: Path) -> tuple[tuple[str, ...], dict[str, int]]:
     """Class names in order, and the number of each label."""
     names: dict[str, str] = {}
-    for row in rows:
+    paths = all(TREE in label.strip(TREE) for row in rows for label in row.every)
+    labeled = [(row, label) for row in rows for label in row.every]
+    for row, label in labeled:
         try:
-            name = readable(row.label) if row.classname is None else spaced(check_name(row.classname))
+            last = label.rpartition(TREE)[2] if paths else label
+            name = readable(last) if row.classname is None else spaced(check_name(row.classname))
         except InputError as error:
             raise DataError(f"{path}, row {row.number}: {error}") from error
-        if names.setdefault(row.label, name) != name:
+        if names.setdefault(label, name) != name:
             raise DataError(
-                f"{path}, row {row.number}: label {row.label!r} is called {name!r} here and "
-                f"{names[row.label]!r} above; give it one name"
+                f"{path}, row {row.number}: label {label!r} is called {name!r} here and "
+                f"{names[label]!r} above; give it one name"
+            )
+    for row, label in labeled:
+        if ";" in label and any(part.strip() in names for part in label.split(";")):
+            raise DataError(
+                f"{path}, row {row.number}, column label: {label!r} names several classes; call the column "
+                "labels"
             )
     whole = all(_WHOLE.fullmatch(label) for label in names)
     order = sorted(names, key=int) if whole else sorted(names, key=natural_key)
@@ -283,7 +399,14 @@ class _ListedCells:
         self._values, self._place = values, place
 
     def read(self, row: int) -> bytes | str:
-        return decode_cell(self._values[row], f"{self._place}, row {row + 1}, column {IMAGE}", Path())
+        value, place = self._values[row], f"{self._place}, row {row + 1}, column {IMAGE}"
+        if isinstance(value, np.ndarray):
+            value = from_array(value, place)
+        if isinstance(value, Image.Image):
+            content = io.BytesIO()
+            value.save(content, "PNG")
+            value = content.getvalue()
+        return decode_cell(value, place, Path())
 
 
 def _parquet(
@@ -298,7 +421,8 @@ def _parquet(
     try:
         with ParquetFile(path) as file:
             names = file.schema_arrow.names
-            wanted = [name for name in names if name.lower() in ("path", "label", *OPTIONAL, *BOX)]
+            known = ("path", "label", *OPTIONAL, *LISTS, *BOX)
+            wanted = [name for name in names if name.lower() in known]
             rows = file.read(columns=wanted).to_pylist()
     except (OSError, ArrowException) as error:
         raise DataError(f"{path}: cannot be read as Parquet ({str(error).splitlines()[0]})") from None
@@ -360,12 +484,16 @@ def _csv(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
 
 def _check_header(header: list[str], path: Path, required: tuple[str, ...]) -> None:
     missing = [column for column in required if column not in header]
+    if "labels" in header:
+        missing = [column for column in missing if column != "label"]
     if missing == ["path"] and IMAGE in header:
         missing = []
     if missing:
         hint = "; separate columns by commas" if len(header) == 1 and re.search(r"[;\t]", header[0]) else ""
         raise DataError(f"{path}: has no column {' and no column '.join(missing)}{hint}")
-    for column in ("path", "label", *OPTIONAL, *BOX):
+    if {"label", "labels"} <= set(header) and "label" in required:
+        raise DataError(f"{path}: has the columns label and labels; keep label for one class per image")
+    for column in ("path", "label", *OPTIONAL, *LISTS, *BOX):
         if header.count(column) > 1:
             raise DataError(f"{path}: has two columns called {column}; remove one")
 

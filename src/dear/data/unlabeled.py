@@ -134,7 +134,7 @@ def unlabeled_part(
     if path.suffix.lower() not in KINDS or not path.is_file():
         return None
     folder = path.parent if root is None else Path(root)
-    rows = [row.path or "" for row in read_table(path, folder) if not row.label]
+    rows = [row.path or "" for row in read_table(path, folder) if not row.label and row.labels is None]
     return _files(folder, rows, path) if rows else None
 
 

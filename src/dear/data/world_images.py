@@ -15,6 +15,7 @@ from torch import Tensor
 from dear.data.images import Rows
 from dear.errors import DataError
 from dear.images.views import Size, resize_crop, side_of
+from dear.utils.digest import of_parts
 from dear.world import factors as F
 from dear.world.renderer import SIDE, compose, in_style, paste, tables, to_bytes
 from dear.world.scenes import NUISANCES, Scenes, sample
@@ -22,6 +23,7 @@ from dear.world.shortcuts import TEST, PlantedShortcut
 from dear.world.tasks import WorldTask, find_task
 
 SPLITS: Final = ("train", "test")
+_FACTORS = ("subject", "color", "texture", "place")
 _CHUNK = 240  # images rendered at once; what an image looks like does not depend on it
 
 
@@ -39,6 +41,8 @@ class WorldImages(Rows):
     places: tuple[tuple[str, int], ...] = field(repr=False)
     #: the value that the shortcut's factor has in each image, or None
     groups: tuple[str, ...] | None = field(default=None, repr=False)
+    #: which attributes each image shows, bool [n, C], in the task "attributes"
+    targets: Tensor | None = field(default=None, repr=False)
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         """The evaluation view, uint8 [b, 3, size, size]; sizes other than 64 are bicubic enlargements."""
@@ -57,6 +61,10 @@ class WorldImages(Rows):
         """A stable name such as "world:textures/test/000123"."""
         split, number = self.places[int(index)]
         return f"{self.name}/{split}/{number:06d}"
+
+    def digest(self, index: int) -> bytes:
+        """Hash of the pixels: features of rendered images are cached as those of files are."""
+        return of_parts(f"RGB {(SIDE, SIDE)}", self.image(index).tobytes())
 
     def _square(self, index: int) -> Tensor:
         """uint8 [3, 64, 64]."""
@@ -89,7 +97,18 @@ def world_task(name: str, split: str) -> WorldImages:
         tuple(row.domain for _, _, row in rows) if chosen.domains else None,
         tuple((part, number) for part, number, _ in rows),
         None if shortcut is None else tuple(shortcut.words[row.value] for _, _, row in rows),
+        torch.cat([_targets(chosen, part) for part in parts]) if chosen.several else None,
     )
+
+
+def _targets(task: WorldTask, split: str) -> Tensor:
+    """Which classes the scenes of a split show, bool [n, C]: those whose fixed factor has their value."""
+    drawn = scenes(task.name, split)
+    columns = []
+    for meaning in task.meanings:
+        factor, value = next((name, v) for name in _FACTORS if (v := getattr(meaning, name)) is not None)
+        columns.append(getattr(drawn, factor) == value)
+    return torch.stack(columns, dim=1)
 
 
 class _Row(NamedTuple):
@@ -125,13 +144,13 @@ def scenes(name: str, split: str) -> Scenes:
     labels = torch.tensor([row.label for row in plan])
     values = {"count": torch.ones_like(labels)}
     values["style"] = torch.tensor([F.row("style", row.domain) for row in plan])
-    for factor in ("subject", "color", "texture", "place"):
+    for factor in _FACTORS:
         fixed = torch.tensor([-1 if (v := getattr(m, factor)) is None else v for m in task.meanings])[labels]
         values[factor] = torch.where(fixed >= 0, fixed, getattr(drawn, factor))
     if task.shortcut is not None and task.shortcut.factor != "letter":
         values[task.shortcut.factor] = _shortcut_values(task.shortcut, plan)
-    found = drawn.replace(**values)
-    return _apart(found) if task.shortcut is not None and task.shortcut.factor == "letter" else found
+    planted = drawn.replace(**values)
+    return _apart(planted) if task.shortcut is not None and task.shortcut.factor == "letter" else planted
 
 
 def _shortcut_values(shortcut: PlantedShortcut, plan: Sequence[_Row]) -> Tensor:

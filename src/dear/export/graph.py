@@ -8,13 +8,16 @@ shares every weight with the original.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dear.calibration.reference import NEIGHBORS
+from dear.calibration.scale import Scale
 from dear.calibration.scales import apply_scales
 from dear.clip.model import Clip
 from dear.clip.sharing import map_tensors, replace
 from dear.clip.towers import TextTower, VisionTower
-from dear.clip.variant import as_variant
+from dear.clip.variant import corrected
 from dear.errors import UsageError
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
@@ -47,7 +50,7 @@ def traceable_clip(clip: Clip) -> Clip:
         visual=replace(plain.visual, VisionTower, fused=False),
         text=replace(plain.text, TextTower, fused=False),
     )
-    return as_variant(twin, clip.variant)
+    return corrected(twin, clip.correction)
 
 
 def traceable_method(method: Method) -> Method:
@@ -69,23 +72,58 @@ def blank(clip: Clip, count: int = 2) -> Tensor:
 
 
 class Scores(nn.Module):
-    """Pixels [B, 3, S, S] to the scores [B, C] of every mode, in the order of `model.modes`."""
+    """Pixels [B, 3, S, S] to the scores [B, C] of every mode, in the order of `model.modes`.
+
+    Where the run can answer "none of these", `known` and `known_MODE` [B] follow: scores that thresholds are
+    compared with. `held_out` are the same scores of held-out images, from which thresholds are read.
+    """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         method = model.method
         self.method = traceable_method(method)
         self.visual = self.method.clip.visual  # registered here: a method does not register its backbone
-        self.names = ("scores", *method.modes[1:])
+        self.names: tuple[str, ...] = ("scores", *method.modes[1:])
         # Calibrated: a runtime's softmax of the scores says how sure the answer is.
-        self.scales = [model.scale.factors(mode) for mode in model.modes]  # [2, C] each, or None
+        self.scale = model.scale
+        self.scales = [self.scale.factors(mode) for mode in model.modes]  # [2 or 3, C] each, or None
+        self.held_out = _held_out(self.scale, model.modes)
+        self.reference: Tensor | None = None  # [n, E], unit features of training images
+        if self.held_out:
+            self.names += ("known", *(f"known_{mode}" for mode in method.modes[1:]))
+            if self.scale.needs_nearness and model.reference is not None:
+                self.reference = model.reference.unit
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """The scores of every mode."""
-        answers: dict[str, Tensor] = self.method(pixels)
-        scores = [answers[mode] for mode in self.method.modes]
-        pairs = zip(scores, self.scales, strict=True)
-        return tuple(z if s is None else apply_scales(z, s) for z, s in pairs)
+        """The scores of every mode, and what thresholds are compared with."""
+        method = self.method
+        if self.reference is None:
+            answers, nearness = method(pixels), None
+        else:
+            stage = method.inference_stage(pixels, method.clip)
+            assert stage.feature is not None
+            answers = method.logits_from_frozen(stage)
+            width, count = self.reference.shape[1], min(NEIGHBORS, len(self.reference))
+            cosines = F.normalize(stage.feature[..., :width].float(), dim=-1) @ self.reference.T
+            nearness = cosines.topk(count, dim=-1).values.mean(dim=-1)
+        scaled = [
+            answers[mode] if factors is None else apply_scales(answers[mode], factors)
+            for mode, factors in zip(method.modes, self.scales, strict=True)
+        ]
+        if not self.held_out:
+            return tuple(scaled)
+        known = [self.scale.score(z, nearness, mode) for mode, z in zip(method.modes, scaled, strict=True)]
+        return (*scaled, *known)
+
+
+def _held_out(scale: Scale, modes: tuple[str, ...]) -> dict[str, list[float]]:
+    """Sorted scores of held-out images by mode; empty where the run cannot answer "none of these"."""
+    calibration = scale.calibration
+    if calibration is None or scale.several or not any(scale.trained):
+        return {}
+    if any(mode not in calibration.modes or not calibration.modes[mode].logits for mode in modes):
+        return {}
+    return {mode: sorted(calibration.held_out(mode, scale.needs_nearness)) for mode in modes}
 
 
 class Features(nn.Module):

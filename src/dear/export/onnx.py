@@ -1,8 +1,8 @@
 """Export to ONNX: image in, class scores out, in one file whose metadata describe its use.
 
-The input `pixels` is normalized, [batch, 3, S, S] with any batch; how an image becomes pixels, the classes
-in the order of the scores, and the weights' fingerprint stand in the file's metadata. `dear.export.runtime`
-reads such a file without PyTorch.
+The input `pixels` is normalized, [batch, 3, S, S] with any batch; the file's metadata contain the
+preprocessing, the classes in the order of the scores, the weights' fingerprint, scores of held-out images for
+"none of these", and what a smaller precision loses. `dear.export.runtime` reads such a file without PyTorch.
 """
 
 from __future__ import annotations
@@ -17,17 +17,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
+from torch import Tensor
 
-from dear.errors import DearError
+from dear.data.images import ImageSet
+from dear.errors import DearError, UsageError
 from dear.export.graph import Features, Scores, blank
+from dear.export.precision import PRECISIONS, measure_loss, reduce_precision
+from dear.export.runtime import Loss, quiet_session
 from dear.methods.base import Method
 from dear.runs.model import Model, Run
 from dear.utils.extras import missing_extra
 from dear.utils.files import write_atomic
+from dear.utils.progress import Progress
 
 FORMAT, SCHEMA = "dear onnx", "1"
-_LIMIT = 2**31 - 2**20  # protobuf refuses messages of 2 GiB; the graph needs a little beside the weights
+MAX_LOSS = 1.0  #: points of accuracy that a file in a smaller precision may lose
+_LIMIT = 2**31 - 2**20  # protobuf rejects messages of 2 GiB; the graph needs some space next to the weights
 
 
 @dataclass(frozen=True)
@@ -37,12 +44,22 @@ class Exported:
     path: Path  #: the file
     outputs: tuple[str, ...]  #: names of the graph's outputs, the usual one first
     size: int  #: bytes
-    #: largest difference between onnxruntime's scores and PyTorch's; None if not compared
+    #: largest difference between onnxruntime's scores and PyTorch's, in float32; None if not compared
     difference: float | None
+    loss: Loss | None = None  #: of a file in float16 or int8
+    rejects: bool = False  #: whether the file can answer "none of these"
 
 
 def export_onnx(
-    run: Run, path: str | os.PathLike[str], encoder_only: bool = False, check: bool = True
+    run: Run,
+    path: str | os.PathLike[str],
+    encoder_only: bool = False,
+    check: bool = True,
+    *,
+    precision: str = "float32",
+    images: ImageSet | None = None,
+    max_loss: float = MAX_LOSS,
+    progress: Progress | None = None,
 ) -> Exported:
     """Write a model as one ONNX file, whole or not at all.
 
@@ -50,15 +67,27 @@ def export_onnx(
         run: a run folder, a method or a model; everything it learned goes into the file.
         path: the file to write.
         encoder_only: the adapted image encoder alone (features, not scores).
-        check: run the file in onnxruntime and refuse it unless it agrees with PyTorch to 1e-3.
+        check: run the file in onnxruntime and reject it unless it agrees with PyTorch to 1e-3.
+        precision: "float32", "float16" (half the size), or "int8" (a quarter, and faster on a CPU).
+        images: labeled images to measure the loss of accuracy on, for float16 and int8.
+        max_loss: points of accuracy that the file may lose on them.
+        progress: called with ("comparing", images done, images in all).
 
     Raises:
-        UsageError: the extra `onnx` is not installed, or the method has no encoder of its own.
-        DearError: the model cannot be exported, or the file cannot be written.
+        UsageError: the extra `onnx` is not installed, the method has no encoder of its own, or a smaller
+            precision cannot be measured.
+        DearError: the model cannot be exported, the file loses too much, or it cannot be written.
     """
     _require_onnx()
+    check_precision(precision, encoder_only, max_loss)
     model = Model.of(run, device="cpu")
     method = model.method
+    labels = None
+    if precision != "float32":
+        model.require_one_label(f"precision {precision}")
+        if images is None:
+            raise UsageError(f"precision {precision} needs labeled images, to measure the loss of accuracy")
+        labels = _labels(model, images)
     graph = Features(model) if encoder_only else Scores(model)
     program = _trace(graph, method)
     written = program.model
@@ -70,22 +99,69 @@ def export_onnx(
         node.metadata_props.clear()  # the exporter notes stack traces there: paths of this machine
         node.doc_string = None
     written.metadata_props.clear()
-    written.metadata_props.update(metadata(method, graph))
     written.producer_name = "dear"
+    import onnx
     import onnx_ir
 
-    data = onnx_ir.to_proto(written).SerializeToString()
+    proto = onnx_ir.to_proto(written)
+    data = proto.SerializeToString()
     difference = _difference(data, graph, method) if check else None
     if difference is not None and difference > 1e-3:
         raise DearError(
             f"{path}: not written: onnxruntime differs from PyTorch by {difference:.2g} on this model"
         )
+    loss = None
+    if images is not None and labels is not None:
+        proto = reduce_precision(written.graph, proto, precision)
+        loss = measure_loss(data, proto.SerializeToString(), method.clip, images, labels, progress)
+        if loss.points > max_loss:
+            raise DearError(
+                f"{path}: not written: {precision} loses {loss.points:.1f} points of accuracy "
+                f"({loss.float32:.1%} to {loss.reduced:.1%} on {loss.images} images of {loss.data}), at most "
+                f"{max_loss:g} are allowed; use another precision, or raise max_loss"
+            )
+    onnx.helper.set_model_props(
+        proto, metadata(method, graph, None if encoder_only else model, precision, loss)
+    )
+    proto.producer_name = "dear"
+    data = proto.SerializeToString()
     write_atomic(path, data)
-    return Exported(Path(path), graph.names, len(data), difference)
+    rejects = isinstance(graph, Scores) and bool(graph.held_out)
+    return Exported(Path(path), graph.names, len(data), difference, loss, rejects)
 
 
-def metadata(method: Method, graph: Scores | Features) -> dict[str, str]:
-    """What the file says about itself: plain strings, lists and objects as JSON."""
+def _labels(model: Model, images: ImageSet) -> Tensor:
+    """The labels [n] of images among the classes of a model."""
+    numbers = {name: number for number, name in enumerate(model.classes)}
+    unknown = next((name for name in images.classes if name not in numbers), None)
+    if unknown is not None:
+        raise UsageError(
+            f"{images.name}: has the class {unknown!r}, which the exported model does not have; measure the "
+            "loss of accuracy on images of its classes"
+        )
+    return torch.tensor([numbers[name] for name in images.classes])[images.labels]
+
+
+def check_precision(precision: str, encoder_only: bool, max_loss: float) -> None:
+    """Raise a UsageError for a precision that is not known or cannot be measured."""
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision must be {', '.join(PRECISIONS)}, got {precision!r}")
+    if precision != "float32" and encoder_only:
+        raise UsageError(
+            f"precision {precision}: features alone have no accuracy to measure; leave out encoder_only"
+        )
+    if not 0 <= max_loss <= 100:
+        raise UsageError(f"max_loss must be from 0 to 100 points, got {max_loss}")
+
+
+def metadata(
+    method: Method,
+    graph: Scores | Features,
+    model: Model | None = None,
+    precision: str = "float32",
+    loss: Loss | None = None,
+) -> dict[str, str]:
+    """The file's description of itself: plain strings, lists and objects as JSON."""
     from dear import __version__
 
     config = method.clip.config
@@ -110,9 +186,19 @@ def metadata(method: Method, graph: Scores | Features) -> dict[str, str]:
         "backbone": method.clip.name,
         "fingerprint": method.clip.fingerprint,
         "preprocessing": preprocessing,
+        "precision": precision,
     }
+    if loss is not None:
+        values["loss"] = msgspec.to_builtins(loss)
     if isinstance(graph, Scores):
         values["classes"] = list(method.classes)
+        if model is not None and model.tree is not None:
+            values["tree"] = dict(model.tree.parents)
+        if graph.held_out:
+            values["held_out"] = graph.held_out
+        if method.several and model is not None:
+            values["task"] = "several labels"
+            values["thresholds"] = {mode: model.scale.limits(mode).tolist() for mode in method.modes}
     elif graph.attributes:
         values["attributes"] = list(graph.attributes)
     return {
@@ -174,15 +260,22 @@ def _quiet() -> Iterator[None]:
 
 
 def _difference(data: bytes, graph: Scores | Features, method: Method) -> float:
-    """Largest difference of any output on noise, another batch size than the traced one."""
-    import onnxruntime
+    """Largest difference of any output on noise, with another batch size than the traced one.
 
-    from dear.export.runtime import quiet_session
+    The score of "none of these" has no upper limit, so its differences are relative above 1.
+    """
+    import onnxruntime
 
     size = method.clip.config.vision.image_size
     pixels = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        wanted = graph(pixels)
+        expected = graph(pixels)
     session = onnxruntime.InferenceSession(data, quiet_session(), providers=["CPUExecutionProvider"])
-    got = session.run(list(graph.names), {"pixels": pixels.numpy()})
-    return max(float((torch.from_numpy(a) - b).abs().max()) for a, b in zip(got, wanted, strict=True))
+    values = session.run(list(graph.names), {"pixels": pixels.numpy()})
+    largest = 0.0
+    for name, value, tensor in zip(graph.names, values, expected, strict=True):
+        difference = (torch.from_numpy(value) - tensor).abs()
+        if name.startswith("known"):
+            difference = difference / tensor.abs().clamp(min=1)
+        largest = max(largest, float(difference.max()))
+    return largest

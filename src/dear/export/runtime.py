@@ -12,9 +12,11 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from PIL.Image import Image
 
+from dear.calibration.rank import threshold_rank
 from dear.errors import DearError, UsageError
 from dear.images.views import View, view_pixels
 from dear.runs.answer import Answer
+from dear.runs.tree import REJECTED, Tree, check_certain
 from dear.utils.extras import missing_extra
 from dear.utils.text import Line, Strict, check, check_name, parse_json
 
@@ -26,8 +28,12 @@ _ELSEWHERE = b"\x0a\x08location"
 
 Channel = Annotated[float, Meta(ge=-1e6, le=1e6)]
 Spread = Annotated[float, Meta(gt=1e-6, le=1e6)]
+Chance = Annotated[float, Meta(ge=0, le=1)]
+Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]
 Names = tuple[Line, ...]
-_AS_JSON = ("classes", "attributes", "modes", "outputs", "preprocessing")
+_AS_JSON = (
+    "classes", "attributes", "modes", "outputs", "preprocessing", "thresholds", "held_out", "loss", "tree"
+)  # fmt: skip
 
 
 class Preprocessing(Strict, frozen=True):
@@ -41,6 +47,21 @@ class Preprocessing(Strict, frozen=True):
     crop: Line = ""
     scale: Line = ""
     layout: Line = "NCHW"
+
+
+class Loss(Strict, frozen=True):
+    """What a file in float16 or int8 loses, measured when it was written."""
+
+    data: Line  #: dataset
+    images: Annotated[int, Meta(ge=1)]
+    float32: Chance  #: accuracy of the file in float32
+    reduced: Chance  #: accuracy of this file on the same images
+    same: Chance  #: share of images with the same answer
+
+    @property
+    def points(self) -> float:
+        """Lost accuracy in percentage points; below 0 where the file is better."""
+        return 100 * (self.float32 - self.reduced)
 
 
 class Description(Strict, frozen=True):
@@ -58,10 +79,31 @@ class Description(Strict, frozen=True):
     template: Line = ""
     backbone: Line = ""
     fingerprint: Line = ""
+    task: Literal["one label", "several labels"] = "one label"
+    thresholds: dict[str, tuple[Chance, ...]] = {}  # noqa: RUF012 - msgspec copies it
+    #: by mode, sorted: scores of held-out images, from which the threshold of "none of these" is read
+    held_out: dict[str, tuple[Finite, ...]] = {}  # noqa: RUF012 - msgspec copies it
+    #: the parent of each class and inner node that has one
+    tree: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    precision: Literal["float32", "float16", "int8"] = "float32"
+    loss: Loss | None = None
 
     def __post_init__(self) -> None:
-        if self.classes and len(self.outputs) != len(self.modes):
-            raise ValueError(f"{len(self.outputs)} outputs for {len(self.modes)} modes")
+        expected = len(self.modes) * (2 if self.held_out else 1)
+        if self.classes and len(self.outputs) != expected:
+            raise ValueError(f"{len(self.outputs)} outputs where {len(self.modes)} modes need {expected}")
+        if self.held_out and set(self.held_out) != set(self.modes):
+            raise ValueError("held_out must name each mode")
+        for node in self.tree:
+            above = self.tree[node]
+            for _ in self.tree:
+                above = self.tree.get(above, "")
+            if above:
+                raise ValueError(f"tree: {node!r} is in a cycle")
+        if self.task == "several labels":
+            for mode in self.modes:
+                if len(self.thresholds.get(mode, ())) != len(self.classes):
+                    raise ValueError(f"mode {mode}: needs a threshold for each of its classes")
 
 
 class OnnxModel:
@@ -142,46 +184,112 @@ class OnnxModel:
             UsageError: the file holds the encoder alone, or has no such mode.
             InputError: an image cannot be read.
         """
+        return self._answers(images, mode)[0]
+
+    def _answers(
+        self, images: Sequence[ImageLike], mode: str | None, reject: float | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+        """Probabilities [n, C] and, with `reject`, the scores [n] that its thresholds are compared with."""
         if not self.classes:
             raise UsageError(
-                f"{self.path}: holds an encoder alone; export the whole model", hint="encoder-only"
+                f"{self.path}: contains only the encoder; export the whole model", hint="encoder-only"
             )
         if mode is not None and mode not in self.modes:
             raise UsageError(f"{self.path}: has no mode {mode!r}; it has {', '.join(self.modes)}")
-        output = self.outputs[0 if mode is None else self.modes.index(mode)]
+        place = 0 if mode is None else self.modes.index(mode)
+        if reject is not None:
+            self._threshold(reject, self.modes[place])  # before any image is read
         parts = [np.empty((0, len(self.classes)), dtype=np.float32)]
+        known = [np.empty(0, dtype=np.float32)]
         for start in range(0, len(images), _AT_ONCE):
             pixels = np.stack([self.preprocess(p) for p in images[start : start + _AT_ONCE]])
-            scores = self.run(pixels)[output]
-            if np.shape(scores) != (len(pixels), len(self.classes)) or not np.isfinite(scores).all():
-                raise DearError(
-                    f"{self.path}: its graph does not give a finite score for each of its "
-                    f"{len(self.classes)} classes; export it again"
-                )
-            parts.append(_softmax(scores))
-        return np.concatenate(parts)
+            values = self.run(pixels)
+            scores = self._finite(values[self.outputs[place]], (len(pixels), len(self.classes)))
+            parts.append(_sigmoid(scores) if self.metadata.task == "several labels" else _softmax(scores))
+            if reject is not None:
+                known.append(self._finite(values[self.outputs[len(self.modes) + place]], (len(pixels),)))
+        return np.concatenate(parts), None if reject is None else np.concatenate(known)
 
-    def predict(self, images: Sequence[ImageLike], top: int = 5, mode: str | None = None) -> list[Answer]:
+    def _finite(self, values: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
+        if np.shape(values) != shape or not np.isfinite(values).all():
+            raise DearError(
+                f"{self.path}: its graph must return a finite score for each of its {len(self.classes)} "
+                "classes, and does not; export it again"
+            )
+        return values
+
+    def _threshold(self, share: float, mode: str) -> float:
+        """The score below which an image is answered with "none of these"."""
+        scores = self.metadata.held_out.get(mode, ())
+        if not scores:
+            raise UsageError(
+                f"reject: {self.path} has no scores of held-out images; export a calibrated run with one "
+                "label per image, on classes that were trained"
+            )
+        return sorted(scores)[threshold_rank(share, len(scores)) - 1]
+
+    def predict(
+        self,
+        images: Sequence[ImageLike],
+        top: int = 5,
+        mode: str | None = None,
+        reject: float | None = None,
+        certain: float | None = None,
+    ) -> list[Answer]:
         """The `top` likeliest classes of each image.
 
+        Args:
+            images: files, bytes, or Pillow images.
+            top: classes per image.
+            mode: way to predict; None: the usual one.
+            reject: share of images of trained classes that may be answered with "none of these"; None: no
+                image is.
+            certain: of a file with a tree of classes: the probability that the answered node has at least;
+                None: 0.8.
+
         Raises:
-            UsageError: `top` is less than 1; or as `probabilities`.
+            UsageError: `top` is less than 1, the file cannot reject; or as `probabilities`.
         """
         if top < 1:
-            raise UsageError(f"top = {top}: ask for at least one answer per image")
+            raise UsageError(f"top must be at least 1, got {top}")
+        tree = Tree(self.metadata.tree, self.classes) if self.metadata.tree else None
+        certain = check_certain(certain, tree)
+        probabilities, known = self._answers(images, mode, reject)
+        used = mode or self.modes[0]
+        rejected = nodes = lowest = None
+        if known is not None and reject is not None:
+            rejected = known < self._threshold(reject, used)
+            lowest = known < self._threshold(reject * REJECTED, used)
+        if tree is not None:
+            nodes, rejected = tree.answers(probabilities, certain, rejected, lowest)
         answers = []
-        for image, row in zip(images, self.probabilities(images, mode), strict=True):
+        for place, (image, row) in enumerate(zip(images, probabilities, strict=True)):
             order = np.argsort(-row, kind="stable")[:top]
             name = os.fspath(image) if isinstance(image, str | os.PathLike) else "image"
-            answers.append(Answer(name, tuple((self.classes[i], float(row[i])) for i in order)))
+            named = tuple((self.classes[i], float(row[i])) for i in order)
+            refused = None if rejected is None else bool(rejected[place])
+            node = None if nodes is None or refused else nodes[place]
+            answers.append(Answer(name, named, rejected=refused, node=node, labels=self._labels(row, mode)))
         return answers
+
+    def _labels(self, row: NDArray[np.float32], mode: str | None) -> tuple[str, ...] | None:
+        """The classes that an image has, of a model with several labels."""
+        if self.metadata.task == "one label":
+            return None
+        limits = np.asarray(self.metadata.thresholds[mode or self.modes[0]], dtype=np.float32)
+        return tuple(self.classes[i] for i in np.flatnonzero(row >= limits))
 
 
 def predict(
-    onnx_path: str | os.PathLike[str], image_paths: Sequence[ImageLike], top: int = 5, mode: str | None = None
+    onnx_path: str | os.PathLike[str],
+    image_paths: Sequence[ImageLike],
+    top: int = 5,
+    mode: str | None = None,
+    reject: float | None = None,
+    certain: float | None = None,
 ) -> list[Answer]:
     """The `top` likeliest classes of each image, from a file written by `dear export`."""
-    return OnnxModel(onnx_path).predict(image_paths, top, mode)
+    return OnnxModel(onnx_path).predict(image_paths, top, mode, reject, certain)
 
 
 def quiet_session() -> Any:
@@ -200,6 +308,11 @@ def _first_line(error: Exception) -> str:
 def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float32]:
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
     result: NDArray[np.float32] = powers / powers.sum(axis=1, keepdims=True)
+    return result
+
+
+def _sigmoid(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    result: NDArray[np.float32] = (1 / (1 + np.exp(-np.clip(scores, -80, 80)))).astype(np.float32)
     return result
 
 

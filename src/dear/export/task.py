@@ -8,14 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dear.clip.checkpoint import save_hf
 from dear.clip.model import Clip
+from dear.data.images import ImageSet, even_subset
+from dear.data.open import open_data
 from dear.errors import UsageError
-from dear.export.onnx import export_onnx
+from dear.export.onnx import MAX_LOSS, check_precision, export_onnx
+from dear.export.runtime import Loss
 from dear.runs.class_lists import resolve_classes, split_class_list
-from dear.runs.model import Run
+from dear.runs.images import run_images
+from dear.runs.model import Model, Run
 from dear.tasks.load import load_model
 from dear.utils.files import PathLike
+from dear.utils.progress import Progress
+
+_MEASURED = 1000  # images that the loss of accuracy is measured on at most
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,9 @@ class ExportResult:
     difference: float | None = None  #: largest difference of its scores from PyTorch
     parameters: int = 0  #: of a plain CLIP
     template: str = ""  #: prompt that a plain CLIP was adapted with
-    rejects: bool = False  #: whether the run can reject images, which a file cannot
+    rejects: bool = False  #: whether the file can answer "none of these"
+    precision: str = "float32"
+    loss: Loss | None = None  #: measured loss of accuracy in float16 or int8
 
     def report(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -39,6 +50,9 @@ class ExportResult:
             "outputs": list(self.outputs),
             "bytes": self.bytes,
             "difference": self.difference,
+            "rejects": self.rejects,
+            "precision": self.precision,
+            "loss": None if self.loss is None else msgspec.to_builtins(self.loss),
         }
 
 
@@ -50,6 +64,11 @@ def export_run(
     encoder_only: bool = False,
     classes: str | Sequence[str] | None = None,
     backbone: PathLike | Clip | None = None,
+    precision: str = "float32",
+    max_loss: float = MAX_LOSS,
+    data: Any = None,
+    data_root: PathLike | None = None,
+    progress: Progress | None = None,
 ) -> ExportResult:
     """Write an adapted model as one ONNX file, or folded into a plain CLIP.
 
@@ -62,9 +81,18 @@ def export_run(
         classes: other classes than the trained ones, as names or a text with commas; a `+` before any name
             adds all of them to the trained ones.
         backbone: for a run whose backbone moved.
+        precision: of the ONNX file: "float32", "float16" (half the size), or "int8" (a quarter, and
+            faster on a CPU). The loss of accuracy is measured and stored.
+        max_loss: points of accuracy that a file in float16 or int8 may lose; it is not written if it loses
+            more.
+        data: labeled images to measure the loss on, as in `open_data` (their test split, at most 1,000);
+            None: held-out images of the run's dataset.
+        data_root: see `open_data`.
+        progress: called with ("comparing", images done, images in all).
 
     Raises:
         UsageError: neither or both of `onnx` and `merged` are named, or a setting has no effect.
+        DearError: the file loses more than `max_loss`.
 
     Example:
         >>> export_run("run", onnx="model.onnx").difference < 1e-4    # doctest: +SKIP
@@ -74,6 +102,11 @@ def export_run(
         raise UsageError("name what to write: onnx (a file) or merged (a folder)")
     if merged is not None and (classes is not None or encoder_only):
         raise UsageError("a plain CLIP has no classes: leave out classes and encoder_only")
+    if merged is not None and precision != "float32":
+        raise UsageError(f"precision {precision}: is for ONNX files; a plain CLIP keeps its precision")
+    if precision == "float32" and data is not None:
+        raise UsageError("data: a file in float32 loses no accuracy, so nothing is measured; leave it out")
+    check_precision(precision, encoder_only, max_loss)
     names = split_class_list(classes) if isinstance(classes, str) else classes
     model = load_model(run, backbone, "cpu")
     if merged is not None:
@@ -84,8 +117,33 @@ def export_run(
     if names is not None:
         model = model.with_classes(resolve_classes(names, model.classes))
     assert onnx is not None
-    written = export_onnx(model, os.fspath(onnx), encoder_only=encoder_only)
-    rejects = model.reference is not None and not encoder_only
-    return ExportResult(
-        Path(written.path), tuple(written.outputs), written.size, written.difference, rejects=rejects
+    images = None if precision == "float32" else _labeled(model, data, data_root)
+    written = export_onnx(
+        model,
+        os.fspath(onnx),
+        encoder_only=encoder_only,
+        precision=precision,
+        images=images,
+        max_loss=max_loss,
+        progress=progress,
     )
+    return ExportResult(
+        written.path,
+        written.outputs,
+        written.size,
+        written.difference,
+        rejects=written.rejects,
+        precision=precision,
+        loss=written.loss,
+    )
+
+
+def _labeled(model: Model, data: Any, root: PathLike | None) -> ImageSet:
+    """Held-out images to measure the loss of accuracy on."""
+    if data is not None:
+        images = open_data(data, "test", root=root)
+    elif model.spec is not None:
+        images = run_images(model.spec)
+    else:
+        raise UsageError("data: a model that was not trained has no images; name labeled ones")
+    return even_subset(images, _MEASURED)

@@ -72,7 +72,7 @@ def collect(
 
     parts, _ = over_pixels(images, compute, clip, progress=report, batch=batch_size)
     if not parts:
-        raise UsageError("there are no images to collect contributions from")
+        raise UsageError("collecting contributions needs at least one image, got none")
     features, outputs = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return Collected(features, outputs, head_maps(clip, chosen).cpu(), chosen)
 

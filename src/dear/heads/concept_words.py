@@ -1,4 +1,4 @@
-"""A concept and its values in words: Location is beach, forest, street … The words lie in `values.json`.
+"""A concept and its values in words: Location is beach, forest, street … The words are in `values.json`.
 
 A user names a concept of the twelve ("location", "background"), or defines one by its values:
 "background: lab bench, outdoors, conveyor belt".

@@ -81,7 +81,7 @@ def head_maps(clip: Clip, layers: Sequence[int]) -> Tensor:
     With attention pooling of G heads, d is G times as large.
     """
     visual, heads = clip.visual, clip.config.vision.heads
-    pool_maps = None if visual.pool is None else _pool_maps(visual.pool, visual.space_matrix().float())
+    pool_maps = None if visual.pool is None else _pool_maps(visual.pool, visual.projection_matrix().float())
     maps = []
     for layer in layers:
         out = block_of(visual, layer).attn.o.weight.float().T  # [D, D]: rows of head h are h·d to (h+1)·d
@@ -166,7 +166,9 @@ def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) ->
             rest = rest + _recorded(record, [layer]).flatten(1) @ project.weight.float().T
     outputs = _recorded(record, chosen) / spread[:, None, None]
     heads = torch.einsum("blhd,lhde->blhe", outputs, head_maps(clip, chosen))
-    rest = direct_term(visual, rest, spread) + visual.ln_post.bias.float() @ visual.space_matrix().float()
+    rest = (
+        direct_term(visual, rest, spread) + visual.ln_post.bias.float() @ visual.projection_matrix().float()
+    )
     if visual.proj_bias is not None:
         rest = rest + visual.proj_bias.float()
     return Contributions(heads, rest, chosen)
@@ -214,13 +216,13 @@ class _PooledRun:
         ]
         out = pool.attn.o.weight.float().T.unflatten(0, (pool.attn.heads, -1))  # [G, d_g, D]
         self.outputs = torch.stack(outputs, dim=1)  #: [B, L, H, G·d]
-        self.features = visual.into_space(pool.finish(pooled)).float()  #: [B, E]
+        self.features = visual.project_pooled(pool.finish(pooled)).float()  #: [B, E]
         #: [B], `linear · feature / |feature|^2`: the share of each feature that came past the pooling MLP
-        linear = visual.into_space(pooled).float()
+        linear = visual.project_pooled(pooled).float()
         self.explained = (linear * self.features).sum(-1) / self.features.square().sum(-1)
         #: [B, G, E], what each pooling head adds, without its bias
         added = torch.einsum("bgk,gkw->bgw", z[:, :, 0].float(), out)
-        self.pool_heads = added @ visual.space_matrix().float()
+        self.pool_heads = added @ visual.projection_matrix().float()
 
 
 def _recorded(record: Record, layers: Sequence[int]) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.data.batches import Pixels, count_images, over_pixels
-from dear.data.images import ImageSet, is_utf8
+from dear.data.images import ImageLike, ImageSet, is_utf8
+from dear.data.inputs import as_images
+from dear.data.unlabeled import open_unlabeled, unlabeled_images
 from dear.errors import RoleError
 from dear.heads.concepts import Concepts, check_prototypes, cluster_concepts, fixed_concepts, tagged_concepts
 from dear.heads.contributions import check_layers, explained_share, head_maps, head_outputs
@@ -80,7 +83,7 @@ class RoleOptions:
 
 def discover_roles(
     clip: Clip,
-    images: Pixels | None = None,
+    images: Pixels | PathLike | Sequence[ImageLike] | None = None,
     options: RoleOptions | None = None,
     *,
     progress: Progress | None = None,
@@ -91,8 +94,8 @@ def discover_roles(
 
     Args:
         clip: the backbone.
-        images: an image set, normalized pixels [n, 3, S, S], or batches of them; thousands are best.
-            None with `source="weights"`.
+        images: a folder or table of images, a list of files or Pillow images, an image set, normalized pixels
+            [n, 3, S, S], or batches of them; thousands are best. None with `source="weights"`.
         options: see `RoleOptions`; its fields can also be passed by name, as in `rule="quantile"`.
         progress: called in each stage: "phrases", "images", "heads", "concepts", "stability".
         keep: file in which what was measured is kept until the end; the same call after an interruption
@@ -113,56 +116,61 @@ def discover_roles(
     words = corpus if isinstance(corpus, Corpus) else load_corpus(corpus)
     if options.concepts == "tags":
         tagged_concepts(words.texts, words.tags)  # every phrase must have one
+    images = _open(images)
     _check_source(options.source, images)
     embed = sentence_embedder(options.sentences) if options.concepts != "tags" else None
     texts, features, dropped = text_features(clip, words.texts, progress)
-    seen: Moments
+    moments: Moments
     saved, share, skipped = None, None, 0
     if images is None:
-        seen = weight_moments(clip, chosen)
+        moments = weight_moments(clip, chosen)
     else:
-        seen, saved, share, skipped = _read(clip, images, chosen, options, progress, keep)
+        moments, saved, share, skipped = _read(clip, images, chosen, options, progress, keep)
     progress("heads", 0, None)
     phrases = options.phrases or default_phrases(clip)
-    spans = textspan_moments(seen, features, phrases)
+    spans = textspan_moments(moments, features, phrases)
     picked = _phrases(spans, texts, chosen)
     progress("concepts", 0, None)
     concepts = _concepts(picked, options.concepts, words.tags, embed)
     table, parameters = _assigned(picked, concepts.of, options)
     progress("stability", 0, None)
 
-    def again(other: Moments, rows: Sequence[int] = range(len(texts))) -> tuple[Picked, Mapping[str, str]]:
-        spans = textspan_moments(other, features[list(rows)], phrases)
-        again_picked = _phrases(spans, [texts[row] for row in rows], chosen)
-        return again_picked, _concept_of(again_picked, concepts, words.tags, embed)
+    def describe(new: Moments, rows: Sequence[int] = range(len(texts))) -> tuple[Picked, Mapping[str, str]]:
+        """Phrases of each head, and their concepts, by other moments or with some of the phrases."""
+        new_spans = textspan_moments(new, features[list(rows)], phrases)
+        new_phrases = _phrases(new_spans, [texts[row] for row in rows], chosen)
+        return new_phrases, _concept_of(new_phrases, concepts, words.tags, embed)
 
     def concepts_of(heads: Picked, of: Mapping[str, str]) -> list[list[str]]:
         return [[of[phrase] for phrase in head] for head in heads.values()]
 
-    steady = information = None
-    if isinstance(seen, BlockMoments):
-        steady = bootstrap(
-            seen, lambda other: _assigned(*again(other), options)[0], table, options.replicates
+    stability = information = None
+    if isinstance(moments, BlockMoments):
+        stability = bootstrap(
+            moments, lambda new: _assigned(*describe(new), options)[0], table, options.replicates
         )
     elif options.replicates:
-        steady = phrase_stability(
-            lambda rows: _assigned(*again(seen, rows), options)[0], table, len(texts), options.replicates
+        stability = phrase_stability(
+            lambda rows: _assigned(*describe(moments, rows), options)[0],
+            table,
+            len(texts),
+            options.replicates,
         )
     if options.replicates:
         information = measure_information(
-            concepts_of(picked, concepts.of), seen, lambda other: concepts_of(*again(other))
+            concepts_of(picked, concepts.of), moments, lambda new: concepts_of(*describe(new))
         )
     if saved is not None:
         saved.remove()
     name, explained = getattr(images, "name", None), spans.explained.sum(dim=-1)  # [L, H]
     evidence = {
         "source": options.source,
-        **({} if images is None else {"image_count": seen.count}),
+        **({} if images is None else {"image_count": moments.count}),
         **({"unreadable_images": skipped} if skipped else {}),
         "image_source": name if isinstance(name, str) else "",
         "corpus": {"name": words.name, "phrases": len(words), "indistinct": dropped},
         "phrases_per_head": phrases,
-        **({} if steady is None else {"stability": steady.evidence()}),
+        **({} if stability is None else {"stability": stability.evidence()}),
         **({} if information is None else {"information": structs.asdict(information)}),
         **({} if share is None else {"linear_share": round(share, 4)}),
         "concepts": concepts.summary(),
@@ -185,6 +193,15 @@ def _changed(options: RoleOptions, changes: Mapping[str, Any]) -> RoleOptions:
     if unknown is not None:
         raise RoleError(f"roles have no option {unknown!r}; there are {', '.join(known)}")
     return replace(options, **changes)
+
+
+def _open(images: Pixels | PathLike | Sequence[ImageLike] | None) -> Pixels | None:
+    """Files as an image set; everything else as it is."""
+    if isinstance(images, str | os.PathLike):
+        return open_unlabeled(images)
+    if isinstance(images, list | tuple) and not any(isinstance(item, Tensor) for item in images):
+        return unlabeled_images(as_images(images))
+    return cast("Pixels | None", images)
 
 
 def _check_source(source: str, images: Pixels | None) -> None:
@@ -330,15 +347,15 @@ def _concept_of(
 ) -> dict[str, str]:
     """The concept of each picked phrase: as discovered, and for new phrases that of the nearest cluster."""
     of = dict(concepts.of)
-    fresh = list(
+    new_phrases = list(
         dict.fromkeys(phrase for phrases in picked.values() for phrase in phrases if phrase not in of)
     )
-    if not fresh:
+    if not new_phrases:
         return of
     if embed is None or not concepts.clusters:
-        return of | {phrase: tags.get(phrase, "") for phrase in fresh}
+        return of | {phrase: tags.get(phrase, "") for phrase in new_phrases}
     centers = np.array([cluster.centroid for cluster in concepts.clusters])  # [k, d]
-    nearest = (unit(embed(fresh)) @ centers.T).argmax(axis=1)
+    nearest = (unit(embed(new_phrases)) @ centers.T).argmax(axis=1)
     return of | {
-        phrase: concepts.clusters[place].concept for phrase, place in zip(fresh, nearest, strict=True)
+        phrase: concepts.clusters[place].concept for phrase, place in zip(new_phrases, nearest, strict=True)
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,7 +19,6 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.data.folds import Places, feature_folds
 from dear.errors import UsageError
-from dear.heads.ablate import Collected
 from dear.heads.concept_words import known_concepts, value_features, word_features
 from dear.heads.names import Head
 from dear.heads.roles import RoleMap
@@ -48,19 +47,18 @@ def centered_unit(rows: Tensor, center: Tensor | None = None) -> tuple[Tensor, T
     return F.normalize(rows - center, dim=-1), center
 
 
-def focused_feature(features: Tensor, mean: Tensor, weight: float) -> Tensor:
-    """The focused feature at unit length, [..., 2 E], of z and c_r as `Clip.focused` returns them.
+def focused_feature(features: Tensor, terms: Tensor, mean: Tensor, weight: float) -> Tensor:
+    """The focused feature at unit length, [..., 2 E].
 
-    `mean` [2 E] is that of the training images, `weight` that of the heads' part.
+    Args:
+        features: z [..., E].
+        terms: c_r [..., E].
+        mean: of z and of c_r over the training images, one after the other [2 E].
+        weight: of c_r relative to z.
     """
-    whole, heads = (features - mean).chunk(2, dim=-1)
-    parts = [F.normalize(whole, dim=-1), weight * F.normalize(heads, dim=-1)]
+    z_mean, c_mean = mean.chunk(2)
+    parts = [F.normalize(features - z_mean, dim=-1), weight * F.normalize(terms - c_mean, dim=-1)]
     return torch.cat(parts, dim=-1) / math.sqrt(1 + weight**2)
-
-
-def with_heads(images: Collected, heads: Iterable[Head]) -> Tensor:
-    """Z and c_r of collected images side by side, [n, 2 E]."""
-    return torch.cat([images.features, images.contribution(heads)], dim=1)
 
 
 @dataclass(frozen=True)

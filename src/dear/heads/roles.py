@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, field, structs
@@ -23,6 +23,9 @@ from dear.errors import RoleError
 from dear.heads.names import CORE, KINDS, Head
 from dear.utils.files import PathLike, read_json, write_atomic
 from dear.utils.text import Line, Strict, Whole, Word, check, parse_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FORMAT, _SCHEMA = "dear roles", 2
 CLEAR = 3.0  #: deviations by which the information of a map must exceed that of rotated heads
@@ -100,7 +103,7 @@ class RoleMap(Strict, frozen=True):
                 f"a role map needs each of {self.heads} heads of its layers once; see {missing[:3]}"
             )
         if layers[0] < 1 or (self.depth is not None and layers[-1] > self.depth):
-            raise RoleError(f"layers {layers} do not lie in a tower of {self.depth} layers counted from 1")
+            raise RoleError(f"layers of this role map must be 1 to {self.depth}, got {layers}")
         for (layer, head), role in self.table.items():
             if role.kind == "core" and role.concept not in self.core:
                 raise RoleError(
@@ -115,18 +118,33 @@ class RoleMap(Strict, frozen=True):
     def _repr_html_(self) -> str:
         """A table of layers and heads, for notebooks; the phrases of a head are its tooltip."""
         caveat = f"<p>{html.escape(self.caveat())}</p>" if self.caveat() else ""
+        shown = self.to_show()
         columns = "".join(f"<th>{head}</th>" for head in range(self.heads))
         rows = []
         for layer in self.layers:
             cells = []
             for head in range(self.heads):
-                role = self[layer, head]
+                role = shown[layer, head]
                 name = str(role.concept if role.kind in ("core", "other") else role.kind)
                 phrases = "; ".join(role.phrases[:5])
                 cells.append(f'<td title="{html.escape(phrases)}">{html.escape(name)}</td>')
             rows.append(f"<tr><th>layer {layer}</th>{''.join(cells)}</tr>")
         body = f"<tr><th>head</th>{columns}</tr>{''.join(rows)}"
-        return f"{caveat}<table><caption>{html.escape(repr(self))}</caption>{body}</table>"
+        return f"{caveat}<table><caption>{html.escape(repr(shown))}</caption>{body}</table>"
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head as a pandas table: layer, head, kind, concept, entropy, phrases.
+
+        >>> RoleMap.table2().to_frame().query("layer == 12 and head == 7").concept.item()
+        'Object'
+        """
+        import pandas as pd
+
+        rows = [
+            (layer, head, role.kind, role.concept, role.entropy, "; ".join(role.phrases))
+            for (layer, head), role in self.to_show()
+        ]
+        return pd.DataFrame(rows, columns=["layer", "head", "kind", "concept", "entropy", "phrases"])
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -181,6 +199,21 @@ class RoleMap(Strict, frozen=True):
             f"{information.bits:.2f} bits about concepts, the same heads rotated at random "
             f"{information.rotated:.2f} ± {information.deviation:.2f}."
         )
+
+    def to_show(self) -> RoleMap:
+        """The map for people: itself, or one without concepts and phrases where it is close to chance.
+
+        >>> chance = {"information": {"bits": 0.4, "rotated": 0.39, "deviation": 0.02, "rotations": 8}}
+        >>> shown = structs.replace(RoleMap.table2(), evidence=chance).to_show()
+        >>> shown.counts()["mixed"] == len(shown), RoleMap.table2().to_show() == RoleMap.table2()
+        (True, True)
+        """
+        if not self.caveat():
+            return self
+        table = {key: Role("mixed", entropy=role.entropy) for key, role in self.table.items()}
+        named = ("concepts", "concept_of")
+        evidence = {name: value for name, value in self.evidence.items() if name not in named}
+        return structs.replace(self, table=table, evidence=evidence)
 
     def select(self, kind: str | None = None, concept: str | None = None) -> tuple[Head, ...]:
         """(layer, head) of all heads of a kind and / or of a concept, in reading order.

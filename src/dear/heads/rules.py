@@ -146,7 +146,7 @@ def check_rule(rule: str, value: float | None = None) -> float:
 def rerule(roles: RoleMap, rule: str, value: float | None = None) -> RoleMap:
     """The same measured heads under another rule or threshold: nothing is computed on images again."""
     if not any(role.shares for role in roles.table.values()):
-        raise RoleError(f"a role map made by {roles.rule!r} holds no measured shares to apply {rule!r} to")
+        raise RoleError(f"the rule {rule!r} needs measured shares; a role map of {roles.rule!r} has none")
     heads = {key: MeasuredHead(role.phrases, role.shares) for key, role in roles}
     table, parameters = assign(heads, rule, value, roles.core)
     kept = {name: value for name, value in roles.parameters.items() if name not in ("q", "tau", "of", "seed")}
@@ -244,7 +244,7 @@ def concept_shares(concepts: Iterable[str]) -> dict[str, float]:
 
 
 def concept_entropy(shares: Mapping[str, float]) -> float:
-    """Entropy of a head's shares in bits: 0 when all phrases lie in one concept (eq. 4).
+    """Entropy of a head's shares in bits: 0 when all phrases belong to one concept (eq. 4).
 
     >>> concept_entropy({"Color": 1.0})
     0.0

@@ -118,7 +118,10 @@ def warnings_about(roles: RoleMap) -> list[str]:
     warnings = []
     counts = roles.counts()
     if not counts["generalization"] and not counts["other"]:
-        warnings.append("no head is specialized in other concepts or in style, so the map shields no head")
+        warnings.append(
+            "no head is specialized in other concepts or in style, so adapted tokens reach all heads; "
+            "training works without such heads"
+        )
     if not counts["core"]:
         warnings.append("no head is specialized in an attribute, so attribute tokens reach only mixed heads")
     if caveat := roles.caveat():
@@ -126,7 +129,7 @@ def warnings_about(roles: RoleMap) -> list[str]:
     stability, images = roles.evidence.get("stability"), roles.evidence.get("image_count")
     more = ""
     if isinstance(images, int) and images < ENOUGH_IMAGES:
-        more = f"; it was found on {images} images, {ENOUGH_IMAGES} or more varied ones are better"
+        more = f"; it is based on {images} images, {ENOUGH_IMAGES} or more varied ones are better"
     if isinstance(stability, Mapping) and "share" in stability:
         share, over = float(stability["share"]), stability.get("over", "images")
         if share < STEADY:

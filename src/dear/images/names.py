@@ -40,6 +40,17 @@ def image_paths(folder: Path) -> Iterator[str]:
         yield from (before + file for file in files if is_image_name(file))
 
 
+def other_paths(folder: Path) -> list[str]:
+    """Paths of all files below a folder that are not images by their names, relative to it, sorted."""
+    return sorted(
+        (Path(place) / file).relative_to(folder).as_posix()
+        for place, _, files in os.walk(folder)
+        if all(map(is_own_name, Path(place).relative_to(folder).parts))
+        for file in files
+        if is_own_name(file) and not is_image_name(file)
+    )
+
+
 def find_images(names: Iterable[str]) -> list[str]:
     """Image files of a list that may hold files, folders (searched at every depth) and patterns (`*.jpg`).
 

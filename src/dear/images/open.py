@@ -127,11 +127,13 @@ def _named_errors(source: Source) -> Iterator[None]:
     except InputError:
         raise
     except FileNotFoundError:
-        raise InputError(f"{name}: no such image") from None
+        address = "://" in name
+        what = "an address, not a file; download the image first" if address else "no such image"
+        raise InputError(f"{name}: {what}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise InputError(f"{name}: it has more than {MAX_PIXELS:,} pixels; make it smaller") from None
     except UnidentifiedImageError:
-        raise InputError(f"{name}: {_what_instead(source)}") from None
+        raise InputError(f"{name}: {describe_non_image(source)}") from None
     except IsADirectoryError:
         raise InputError(f"{name}: is a folder, not an image") from None
     except PermissionError:
@@ -223,8 +225,8 @@ def _head(source: str | os.PathLike[str] | bytes, count: int) -> bytes:
         return file.read(count)
 
 
-def _what_instead(source: Source) -> str:
-    """What an unreadable file is, as far as its first bytes tell."""
+def describe_non_image(source: Source) -> str:
+    """What a file is that is no image, as far as its first bytes tell: "is a text file, not an image"."""
     if isinstance(source, Image.Image):
         return "is not an image"
     try:

@@ -8,12 +8,13 @@ from typing import Any
 from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
-from dear.methods.base import Batch, Batches, Frozen, Loss, Method
+from dear.methods.base import Method
 from dear.methods.clip_adapter import CLIPAdapter
 from dear.methods.clip_lora import CLIPLoRA
 from dear.methods.cocoop import CoCoOp
 from dear.methods.coop import CoOp
 from dear.methods.dear import DeAR, DeARConfig, layer_mask
+from dear.methods.frozen import Batch, Batches, Frozen, Loss
 from dear.methods.headtools import HeadLoRA, combine, fold, head_gates, head_masks
 from dear.methods.kgcoop import KgCoOp
 from dear.methods.linear_probe import LinearProbe

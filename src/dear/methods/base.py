@@ -11,48 +11,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dear.clip.config import Head
 from dear.clip.model import Clip
+from dear.clip.sharing import tensor_stamp
 from dear.clip.variant import matrix_dtype
 from dear.errors import RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods.frozen import (
-    Batch,
     Batches,
     Cut,
-    FeatureBatch,
     Frozen,
     Loss,
-    features_of,
+    encode_with_focus,
     frozen_feature,
     frozen_input,
 )
 from dear.methods.options import Preset, configured
-from dear.methods.prompts import ClassPrompts, ContextPrompts
-from dear.methods.tensors import distance, linear, normal, scores, uniform, unit
+from dear.methods.prompts import ClassPrompts
+from dear.methods.tensors import scores, unit
+from dear.methods.texts import ClassTexts
 from dear.utils.text import unknown_name
-
-__all__ = [
-    "TEMPLATE",
-    "Batch",
-    "Batches",
-    "ClassPrompts",
-    "ContextPrompts",
-    "Cut",
-    "FeatureBatch",
-    "Frozen",
-    "Loss",
-    "Method",
-    "distance",
-    "features_of",
-    "frozen_feature",
-    "in_precision",
-    "linear",
-    "normal",
-    "scores",
-    "uniform",
-    "unit",
-]
-
 
 TEMPLATE = "a photo of a {}."
 
@@ -78,30 +56,32 @@ class _Bound(NamedTuple):
 class Method(nn.Module):
     """A way to adapt a frozen CLIP to some classes.
 
-    A subclass says where the frozen part of the image tower ends (`cut`), makes its learned tensors in
-    `build`, and writes what differs from zero-shot CLIP: `texts` (text features [C, E]), `images_from_frozen`
-    (image features [B, E] from what the tower gives at the cut), or `logits_from_frozen` for both; the loss
-    is cross-entropy unless it writes `loss_from_frozen`. What the tower gives at the cut depends on nothing
-    that is learned, so training and serving compute it ahead of time, keep it and share it.
+    A subclass sets where the frozen part of the image tower ends (`cut`), creates its learned tensors in
+    `build`, and overrides what differs from zero-shot CLIP: `texts` (text features [C, E]),
+    `images_from_frozen` (image features [B, E] from the tower's output at the cut), or `logits_from_frozen`
+    for both; the loss is cross-entropy unless it overrides `loss_from_frozen`. The tower's output at the cut
+    does not depend on learned tensors, so training and serving compute it in advance, cache and share it.
 
-    Rarely written: `prepare` (before the first step), `after_epoch`, `finish`, `merge` (fold what was learned
-    into a plain CLIP), `facts`, `state_shapes`, `backward`.
+    Rarely overridden: `prepare` (before the first step), `after_epoch`, `finish`, `merge` (fold learned
+    tensors into a plain CLIP), `facts`, `state_shapes`, `backward`.
 
-    Parameters (made with `learn`) and buffers are what is learned and saved, and the only state that training
-    may change. The backbone is held but not registered, so neither `parameters()` nor a saved file contains
-    it, and a method never exchanges it: `bound` returns another object on another copy of the backbone.
-    Whether it can name new classes, runs a tower in a step or can be merged is found out, not declared.
+    Parameters (created with `learn`) and buffers are what is learned and saved, and the only state that
+    training may change. The backbone is not registered as a submodule, so neither `parameters()` nor a saved
+    file contains it, and a method never replaces it: `bound` returns another object on another copy of the
+    backbone. Whether a method can name new classes or can be merged is derived, not declared.
 
     Args:
-        clip: the frozen backbone; learned tensors are made on its device.
+        clip: the frozen backbone; learned tensors are created on its device.
         classes: class names.
         template: prompt with `{}` for the class name.
         roles: role map, for methods with `uses_roles`.
-        allow_other_roles: take a role map that was made on other weights of a fitting shape.
+        allow_other_roles: accept a role map of other weights with the same shape.
         ids: token ids [C, T] of the prompts, instead of tokenizing them.
+        texts: several sentences per class, by class; see `dear.methods.texts`.
+        several: images may show several of the classes: one sigmoid per class.
         seed: of the learned tensors' random start.
-        trained: classes the adapter was trained on, where they are not `classes`.
-        config: the method's options as its `Config`; or give them as keywords.
+        trained: classes that the adapter was trained on, if they differ from `classes`.
+        config: the method's options as its `Config`, instead of keywords.
         options: fields of `Config` by name.
     """
 
@@ -109,24 +89,28 @@ class Method(nn.Module):
     title: ClassVar[str]  #: as in tables
     about: ClassVar[str] = ""  #: one line for people who choose a method
     cut: Cut = "feature"  #: where the frozen part of the image tower ends; `build` may set it
-    class_token_at: int | None = None  #: `frozen[1]` is the class token [B, 1, D] at the input of this layer
-    reads_frozen: bool = False  #: the loss also reads the frozen unit image feature, `frozen[-1]` [B, E]
+    class_token_at: int | None = None  #: `frozen.class_token` is read at the input of this layer
+    reads_frozen: bool = False  #: the loss reads the frozen unit image feature, `frozen.feature` [B, E]
+    quick: ClassVar[bool] = False  #: a training step runs neither tower once the frozen stage is known
     dynamic: ClassVar[bool] = False  #: steps differ in what they compute, so that a GPU cannot replay one
     modes: ClassVar[tuple[str, ...]] = ("default",)  #: ways to predict, the usual one first
     uses_roles: ClassVar[bool] = False
     recipe: ClassVar[Mapping[str, Any]] = {}  #: where its training differs from the usual recipe
     presets: ClassVar[Mapping[str, Preset]] = {}  #: named settings, the recommended one first
     Config: ClassVar[type] = NoConfig  #: frozen dataclass of its options
-    #: whether `Config` has the option `focus`: (layer, head) pairs whose contribution is read as well
+    #: options of earlier versions, and the value that runs with them must have: what the method does now
+    former_options: ClassVar[Mapping[str, Any]] = {}
+    #: whether `Config` has the option `focus`: (layer, head) pairs whose terms are read as `frozen.focus`
     can_focus: ClassVar[bool] = False
     #: options that replace the defaults where a method that reads features is trained without random views
     own_view_options: ClassVar[Mapping[str, Any]] = {}
-    mergeable: ClassVar[bool] = False  #: found out: whether it writes `merge`
+    several_labels: ClassVar[bool] = False  #: whether it can learn several labels per image
+    mergeable: ClassVar[bool] = False  #: derived: whether it overrides `merge`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.loss is not Method.loss:
-            raise TypeError(f"{cls.__name__}: write loss_from_frozen; loss runs the frozen stage before it")
+            raise TypeError(f"{cls.__name__}: override loss_from_frozen instead of loss")
         cls.mergeable = cls.merge is not Method.merge
 
     def __init__(
@@ -138,6 +122,8 @@ class Method(nn.Module):
         roles: RoleMap | None = None,
         allow_other_roles: bool = False,
         ids: Tensor | None = None,
+        texts: ClassTexts | None = None,
+        several: bool = False,
         seed: int = 1,
         trained: Sequence[str] | None = None,
         config: Any = None,
@@ -145,13 +131,23 @@ class Method(nn.Module):
     ) -> None:
         super().__init__()
         self.config = self.configure(options, config)
-        clip = clip.focused(self.config.focus if self.can_focus else ())  # see `dear.methods.focus`
-        self._clip = (clip,)  # in a tuple: a Module attribute would be registered
+        self._clip = (clip,)  # a tuple, because nn.Module would register a module
+        #: heads whose terms of the image feature the method reads, sorted; see `dear.methods.focus`
+        self.focus: tuple[Head, ...] = tuple(sorted(set(self.config.focus))) if self.can_focus else ()
+        if self.focus:
+            clip.config.vision.check_heads(self.focus)
+            clip.visual.require_class_token("a focus on heads")
         if roles is not None and not self.uses_roles:
             raise UsageError(f"the method {self.name!r} uses no role map; leave roles out")
+        if several and not self.several_labels:
+            raise UsageError(
+                f"the method {self.name!r} learns one label per image; several labels are learned by dear, "
+                "linear-probe, proker, tip-adapter, lp-plus-plus, and zeroshot"
+            )
+        self.several = several
         self.roles = roles
         self.allow_other_roles = allow_other_roles
-        self.prompts = ClassPrompts(clip, classes, template, ids)
+        self.prompts = ClassPrompts(clip, classes, template, ids, texts)
         self.trained_classes = self.prompts.classes if trained is None else tuple(trained)
         self.notice: str | None = None  #: a sentence the user should see
         self._cache: Cache = {}
@@ -188,7 +184,7 @@ class Method(nn.Module):
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Image features [B, E], not of unit length; here those of the frozen backbone."""
-        return self.clip.parts(frozen_feature(self.clip, self.cut, frozen[0])).feature
+        return frozen_feature(self.clip, self.cut, frozen.x)
 
     def texts(self) -> Tensor:
         """Text features [C, E] of the classes; here the frozen ones of the prompts."""
@@ -218,19 +214,19 @@ class Method(nn.Module):
         """Called once after the last step."""
 
     def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of those tensors of `state` whose size the training set decided (for cache models)."""
+        """Shapes of the tensors of `state` whose size depends on the training set (for cache models)."""
         return {}
 
     def settled_config(self) -> Any:
-        """The options with what training chose by itself, for trainings on parts of the same images."""
+        """The options with the values that training chose, for trainings on parts of the same images."""
         return self.config
 
     def facts(self) -> dict[str, Any]:
-        """Plain values worth keeping beside a run's metrics."""
+        """Plain values to store with a run's metrics."""
         return {}
 
     def merge(self) -> Clip:
-        """A plain CLIP that gives the same image features, where there is one."""
+        """A plain CLIP with the same image features, if one exists."""
         raise UsageError(f"the method {self.name!r} cannot be folded into a plain CLIP")
 
     # -- what every method has --------------------------------------------------------------------
@@ -252,14 +248,14 @@ class Method(nn.Module):
 
     @property
     def trainable_parameters(self) -> int:
-        """How many parameters are learned by gradient."""
+        """Number of parameters that are learned by gradient."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     @property
     def learned_parameters(self) -> int:
-        """How many numbers were learned, by gradient or, in methods without gradient, in closed form.
+        """Number of learned values, by gradient or, in methods without gradient, in closed form.
 
-        A setting that was chosen, such as the probe's C, is none of them.
+        Chosen settings such as the probe's C do not count.
         """
         if self.trainable_parameters:
             return self.trainable_parameters
@@ -278,38 +274,44 @@ class Method(nn.Module):
 
     @property
     def open_classes(self) -> bool:
-        """Whether it can name classes it was not trained on: nothing learned is sized by their number."""
+        """Whether it can name new classes: no learned tensor depends on the number of classes."""
         if "_open_classes" not in self.__dict__:
-            given, several = self.prompts.given, len(self.classes) > 1
+            ids, several = self.prompts.token_ids, len(self.classes) > 1
             names = self.classes[:1] if several else (*self.classes, "something else")
-            ids = None if given is None else given[[0]] if several else given[[0, 0]]
+            ids = None if ids is None else ids[[0]] if several else ids[[0, 0]]
             twin = self.untrained(classes=names, ids=ids, trained=self.trained_classes)
             self._open_classes = twin._start_shapes == self._start_shapes
         return self._open_classes
 
-    @property
-    def quick(self) -> bool:
-        """Whether a training step runs neither tower once the frozen part is known."""
-        contexts = any(isinstance(part, ContextPrompts) for part in vars(self).values())
-        return self.cut in ("feature", "pooled") and type(self).texts is Method.texts and not contexts
+    def inference_stage(self, pixels: Tensor, feature_of: Clip | None = None) -> Frozen:
+        """The input of `logits_from_frozen` for pixels [B, 3, S, S].
 
-    def inference_stage(self, pixels: Tensor) -> Frozen:
-        """What `logits_from_frozen` reads of pixels [B, 3, S, S]: what the tower gives at the cut."""
-        return self.stages(pixels)[0]
+        `feature_of` is a variant of the backbone whose image feature [B, E] is computed as well; it shares
+        the layers that were run.
+        """
+        visual, cut = self.clip.visual, self.cut
+        if cut == "feature":
+            stage = encode_with_focus(self.clip, pixels, self.focus)
+            return stage if feature_of is None else stage._replace(feature=stage.x)
+        last = x = frozen_input(self.clip, cut, pixels)
+        stage = Frozen(x)
+        with torch.no_grad():
+            if self.class_token_at is not None and isinstance(cut, int):
+                last, cut = visual.run(x, cut, self.class_token_at - 1), self.class_token_at
+                stage = stage._replace(class_token=last[:, :1])
+            if self.focus:
+                if isinstance(cut, int) and cut <= self.focus[0][0]:  # go on where the tower was run to
+                    start, first = last, cut
+                else:
+                    start, first = visual.embed(pixels), 1
+                _, (terms,) = visual.features_and_terms(start, first, (self.focus,))
+                stage = stage._replace(focus=terms)
+        return stage if feature_of is None else stage._replace(feature=frozen_feature(feature_of, cut, last))
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
         """What `loss_from_frozen` reads: the same and, with `reads_frozen`, unit image features [B, E]."""
-        stage, last, cut = self.stages(pixels)
-        return (*stage, unit(frozen_feature(self.clip, cut, last))) if self.reads_frozen else stage
-
-    def stages(self, pixels: Tensor) -> tuple[Frozen, Tensor, Cut]:
-        """The inference stage, and how far the tower was run for it: what it gave, and where."""
-        found = frozen_input(self.clip, self.cut, pixels)
-        if self.class_token_at is None or not isinstance(self.cut, int):
-            return (found,), found, self.cut
-        with torch.no_grad():
-            later = self.clip.visual.run(found, self.cut, self.class_token_at - 1)
-        return (found, later[:, :1]), later, self.class_token_at
+        stage = self.inference_stage(pixels, self.clip if self.reads_frozen else None)
+        return stage if stage.feature is None else stage._replace(feature=unit(stage.feature))
 
     def by_training(self, trained: Tensor, others: Tensor) -> Tensor:
         """Logits [B, C]: columns of trained classes from the first tensor, all others from the second."""
@@ -346,82 +348,99 @@ class Method(nn.Module):
         return answers
 
     def adapter_state(self) -> dict[str, Tensor]:
-        """What was learned, by name; no tensor of the backbone is in it."""
+        """Copies of the learned tensors by name, without those of the backbone."""
         return {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
 
     def load_adapter_state(self, state: Mapping[str, Tensor], source: str = "the adapter") -> None:
-        """Take over learned tensors; those that do not fit are named, and nothing is changed."""
-        own = self.state_dict(keep_vars=True)
-        shapes = {name: tensor.shape for name, tensor in own.items()}
+        """Load learned tensors.
+
+        Raises:
+            RunError: names every tensor that is missing, unknown or does not fit; nothing is changed.
+        """
+        current = self.state_dict(keep_vars=True)
+        shapes = {name: tensor.shape for name, tensor in current.items()}
         shapes |= {name: torch.Size(shape) for name, shape in self.state_shapes(state).items()}
-        complaints = [f"{name} is missing" for name in own if name not in state]
-        complaints += [f"{name} is not part of the method {self.name!r}" for name in state if name not in own]
-        both = [(name, tensor, state[name]) for name, tensor in own.items() if name in state]
+        complaints = [f"{name} is missing" for name in current if name not in state]
         complaints += [
-            f"{name} is {list(new.shape)} where {list(shapes[name])} is expected"
+            f"{name} is not part of the method {self.name!r}" for name in state if name not in current
+        ]
+        both = [(name, tensor, state[name]) for name, tensor in current.items() if name in state]
+        complaints += [
+            f"{name} must be {list(shapes[name])}, got {list(new.shape)}"
             for name, _, new in both
             if new.shape != shapes[name]
         ]
         complaints += [
-            f"{name} is {str(new.dtype).removeprefix('torch.')}, another kind of number than expected"
+            f"{name} must be {str(tensor.dtype).removeprefix('torch.')}, got "
+            f"{str(new.dtype).removeprefix('torch.')}"
             for name, tensor, new in both
             if new.is_floating_point() != tensor.is_floating_point()
         ]
         if complaints:
             raise RunError(f"{source} does not fit: {'; '.join(complaints)}")
-        for name, tensor in own.items():
-            if tensor.shape != shapes[name]:  # the tensor object stays: an optimizer may hold it
+        for name, tensor in current.items():
+            if tensor.shape != shapes[name]:  # in place: an optimizer may refer to the tensor
                 tensor.data = tensor.data.new_zeros(shapes[name])
         self.load_state_dict(dict(state))
 
     def untrained(self: M, clip: Clip | None = None, classes: Sequence[str] | None = None, **other: Any) -> M:
-        """A new method of the same kind, options, classes and roles, but for the arguments that are given."""
+        """A new method with the same class, options, classes and roles, except for the arguments."""
         same = {
             "template": self.template,
             "roles": self.roles,
             "allow_other_roles": self.allow_other_roles,
-            "ids": self.prompts.given,
+            "ids": self.prompts.token_ids,
+            "texts": self.prompts.texts,
+            "several": self.several,
             "config": self.config,
         }
         classes = self.classes if classes is None else classes
         return type(self)(self.clip if clip is None else clip, classes, **{**same, **other})
 
     def with_classes(
-        self, classes: Sequence[str], template: str | None = None, ids: Tensor | None = None
+        self,
+        classes: Sequence[str],
+        template: str | None = None,
+        ids: Tensor | None = None,
+        texts: ClassTexts | None = None,
     ) -> Method:
-        """The same adapter on other classes: a method of its own with a copy of the learned tensors."""
+        """A new method with copies of the learned tensors on other classes.
+
+        `texts`: several sentences per class, or features of classes; None: those of this method.
+        """
         if not self.open_classes and tuple(classes) != self.classes:
             new = [name for name in classes if name not in self.classes]
             listed = ", ".join(map(repr, new[:5])) + (f" and {len(new) - 5} more" if len(new) > 5 else "")
             raise UsageError(
-                f"the method {self.name!r} learns its {len(self.classes)} classes and cannot name others "
-                f"afterwards; {'not trained: ' + listed if new else 'name all of them, in their order'}"
+                f"the method {self.name!r} can name only the {len(self.classes)} classes it was trained on, "
+                f"{'not ' + listed if new else 'all of them and in their order'}; use a method that reads "
+                "class names, such as dear, or train again"
             )
         template = self.template if template is None else template
-        return self._again(classes=classes, template=template, ids=ids)
+        texts = self.prompts.texts if texts is None else texts
+        return self._rebuilt(classes=classes, template=template, ids=ids, texts=texts)
 
     def copied_to(self, clip: Clip) -> Method:
-        """The same adapter and classes on a copy of the backbone on any device, with tensors of its own."""
-        return self._again(clip=clip)
+        """A new method with copies of the learned tensors on a backbone on any device."""
+        return self._rebuilt(clip=clip)
 
-    def _again(self, **other: Any) -> Method:
-        again = self.untrained(trained=self.trained_classes, **other)
-        again.load_adapter_state(self.adapter_state())
-        return again
+    def _rebuilt(self, **changes: Any) -> Method:
+        method = self.untrained(trained=self.trained_classes, **changes)
+        method.load_adapter_state(self.adapter_state())
+        return method
 
     def bound(self: M, clip: Clip) -> M:
         """The same method on another copy of its backbone (in lower precision, say).
 
-        The new object shares everything learned with this one, whichever of the two is trained, and has
-        prompts and cached tensors of its own. This one stays as it is.
+        Both objects share the learned tensors, so that training one trains the other; prompts and cached
+        tensors are separate. This object is unchanged.
         """
         if clip.config != self.clip.config or clip.device != self.clip.device:
             raise UsageError(
-                f"the method {self.name!r} can be bound to a copy of its own backbone on the same device "
-                f"({self.clip.device}); got {clip.name} on {clip.device}"
+                f"the method {self.name!r} must be bound to a copy of {self.clip.name} on "
+                f"{self.clip.device}, got {clip.name} on {clip.device}"
             )
-        other = copy.copy(self)  # shallow: PyTorch's tables of parameters and buffers are the same objects
-        clip = clip.focused(self.clip.focus)
+        other = copy.copy(self)  # shallow: both share the tables of parameters and buffers
         other._clip = (clip,)
         other.prompts = self.prompts.on(clip)
         other._cache, other._last_bound = {}, None
@@ -436,9 +455,59 @@ class Method(nn.Module):
             self._cache[key] = (stamp, compute())
         return self._cache[key][1]
 
+    def class_rows(self) -> ClassRows:
+        """The cached tensors with a row per class, for `set_class_rows`."""
+        count = len(self.classes)
+        cached = {key: rows for key, (_, rows) in self._cache.items() if len(rows) == count}
+        return ClassRows(self.classes, cached, self.prompts.frozen)
+
+    def set_class_rows(self, rows: ClassRows) -> None:
+        """Cache rows that were computed elsewhere, so that the next prediction encodes no text.
+
+        Raises:
+            RuntimeError: the rows are those of other classes, or of the same in another order.
+        """
+        if rows.classes != self.classes:
+            raise RuntimeError(
+                f"rows must be for the {len(self.classes)} classes, in their order, got {len(rows.classes)}"
+            )
+        stamp = self._stamp()
+        self.prompts.set_frozen(rows.frozen)
+        self._cache.update({key: (stamp, value) for key, value in rows.cached.items()})
+
     def _stamp(self) -> tuple[tuple[int, int], ...]:
         """Changes when a learned tensor does."""
-        return tuple((t.data_ptr(), t._version) for t in (*self.parameters(), *self.buffers()))
+        return tensor_stamp((*self.parameters(), *self.buffers()))
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassRows:
+    """What a method has cached of its classes: tensors [C, ...]."""
+
+    classes: tuple[str, ...]
+    cached: dict[str, Tensor]  #: by the keys of `Method.cached`
+    frozen: Tensor  #: unit features of the prompts under the frozen tower, [C, E]
+
+    def __post_init__(self) -> None:
+        count = len(self.classes)
+        for name, rows in {**self.cached, "frozen": self.frozen}.items():
+            if len(rows) != count:
+                raise RuntimeError(f"{name} must have a row per class ({count}), got {len(rows)}")
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(rows.nbytes for rows in (*self.cached.values(), self.frozen))
+
+    @classmethod
+    def join(cls, parts: Sequence[ClassRows]) -> ClassRows:
+        """The rows of several parts, one after the other."""
+        keys = set(parts[0].cached).intersection(*(part.cached for part in parts))
+        return cls(
+            tuple(name for part in parts for name in part.classes),
+            {key: torch.cat([part.cached[key] for part in parts]) for key in keys},
+            torch.cat([part.frozen for part in parts]),
+        )
 
 
 def in_precision(method: M, precision: str) -> M:

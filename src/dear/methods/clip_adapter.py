@@ -1,4 +1,4 @@
-"""CLIP-Adapter: a small net behind the image tower (Gao, Geng, Zhang, Ma, Fang, Zhang, Li, Qiao, IJCV 2024).
+"""CLIP-Adapter: a small net after the image tower (Gao, Geng, Zhang, Ma, Fang, Zhang, Li, Qiao, IJCV 2024).
 
 `A(f) = ReLU(ReLU(f W_1^T) W_2^T)`, W_1 [E/4, E], W_2 [E, E/4], and `f* = r A(f) + (1 - r) f` with r = 0.2.
 
@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Batches, Frozen, Method, uniform
+from dear.methods.base import Method
 from dear.methods.focus import FeatureReader, FocusConfig
+from dear.methods.frozen import Batches, Frozen
 from dear.methods.options import AtLeastOne, Share
+from dear.methods.tensors import uniform
 
 
 @dataclass(frozen=True)
@@ -27,16 +29,17 @@ class CLIPAdapterConfig(FocusConfig):
 
 
 class CLIPAdapter(Method):
-    """A bottleneck behind the frozen image feature."""
+    """A bottleneck after the frozen image feature."""
 
     name, title = "clip-adapter", "CLIP-Adapter"
-    about = "a small network behind frozen features; fast"
+    about = "a small network after frozen features; fast"
+    quick = True
     Config, can_focus = CLIPAdapterConfig, True
     config: CLIPAdapterConfig
 
     def build(self, generator: torch.Generator) -> None:
         """W_1 and W_2, started as linear layers are."""
-        self.reader = FeatureReader(self.clip, self.config)
+        self.reader = FeatureReader(self)
         wide = self.clip.config.embed_dim
         hidden = max(1, wide // self.config.narrowing)
         self.down = self.learn(uniform(generator, hidden, self.reader.width, inputs=self.reader.width))
@@ -47,9 +50,8 @@ class CLIPAdapter(Method):
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """f* [B, E], the mixture of adapted and frozen features; a focus is read at the feature's length."""
-        read = frozen[0].to(self.down.dtype)
-        features = self.clip.parts(read).feature
-        if self.config.focus:
-            read = self.reader(read) * features.norm(dim=-1, keepdim=True)
+        features = read = frozen.x.to(self.down.dtype)
+        if self.focus:
+            read = self.reader(frozen) * features.norm(dim=-1, keepdim=True)
         adapted = F.linear(F.linear(read, self.down).relu(), self.up).relu()
         return self.config.ratio * adapted + (1 - self.config.ratio) * features

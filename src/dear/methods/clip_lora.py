@@ -2,7 +2,7 @@
 
 `W* = W + (a / sqrt(r)) B A` in every layer, A [r, D], B [D, r] = 0 at the start, r = 2, a = 1, dropout 0.25
 on the input of A; cross-entropy over CLIP's logits. The scale is that of the authors' code. Afterwards the
-changes fold into the weights: `merge()` gives a plain CLIP.
+changes fold into the weights: `merge()` returns a plain CLIP.
 
 Departures: a fixed 50 epochs (the authors take 500 steps per shot whatever the number of classes), the usual
 cosine with one warm-up epoch. AdamW, lr 2e-4, weight decay 0.01 and batch 32 are the authors'.
@@ -20,9 +20,11 @@ from torch import Tensor
 
 from dear.clip.edit import Edit, LayerEdit, LowRank
 from dear.clip.model import Clip
-from dear.methods.base import Cut, Frozen, Loss, Method, scores, uniform
+from dear.methods.base import Method
+from dear.methods.frozen import Cut, Frozen, Loss
 from dear.methods.headtools import fold
 from dear.methods.options import AtLeastOne, Options, Positive, Share
+from dear.methods.tensors import scores, uniform
 
 TOWERS = {"both": ("image", "text"), "image": ("image",), "text": ("text",)}
 
@@ -74,7 +76,7 @@ class CLIPLoRA(Method):
 
     def images_from_frozen(self, frozen: Frozen, dropout: float = 0.0) -> Tensor:
         edit = self.edit("image", dropout)
-        return frozen[0] if edit is None else self.clip.visual.features_from(frozen[0], edit=edit)
+        return frozen.x if edit is None else self.clip.visual.features_from(frozen.x, edit=edit)
 
     def texts(self, dropout: float = 0.0) -> Tensor:
         edit = self.edit("text", dropout)

@@ -2,7 +2,7 @@
 
 A small net h maps the image's unit feature to one vector, which is added to every context vector,
 `v_m(x) = v_m + h(x)`, h = Linear(E, E/16), ReLU, Linear(E/16, D). Every image so has text features
-of its own: B·C passes of the text tower per batch, done in chunks.
+per image: B·C passes of the text tower per batch, done in chunks.
 
 Departures: none known; the authors' setting is context 4, batch 1, 10 epochs, lr 0.002, last epoch.
 """
@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Frozen, Method, linear, unit
+from dear.methods.base import Method
+from dear.methods.frozen import Frozen
 from dear.methods.options import AtLeastOne, Count, Options
 from dear.methods.prompts import WORDS, ContextPrompts
+from dear.methods.tensors import linear, unit
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class CoCoOp(Method):
         self.up, self.up_bias = map(self.learn, linear(generator, out, hidden))
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
-        images = unit(frozen[0])  # [B, E]
+        images = unit(frozen.x)  # [B, E]
         hidden = F.linear(images.to(self.down.dtype), self.down, self.down_bias).relu()
         shift = F.linear(hidden, self.up, self.up_bias)  # [B, D]
         contexts = self.ctx + shift[:, None]  # [B, M, D]

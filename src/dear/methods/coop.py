@@ -7,7 +7,7 @@ Departures from the authors' code:
 - The default is the setting of CoOp in base-to-novel tables (from the CoCoOp paper): M = 4, started at
   "a photo of a", batch 32, lr 0.002; but 50 epochs for every dataset, which there are ImageNet's (200 for
   the others). `context=16, words=""` with 200 epochs is the IJCV paper's.
-- Contexts of their own for each class ("CSC") and class names in the middle are left out: they cannot name
+- Contexts per class ("CSC") and class names in the middle are left out: they cannot name
   novel classes, or gained nothing.
 - The last epoch is kept, always.
 """

@@ -12,9 +12,12 @@ a choice, P_attr starts as a copy of CLIP's projection, isolation works both way
 all layers, `-log alpha_cls` rather than `1 - alpha_cls`. The defaults, preset `strong`, depart further
 (docs/recipes.md): free early tokens, a set per layer before J, change the class token itself; the raw tokens
 from J on are `x_cls + delta_a`, x_cls the frozen class token at the input of layer J; alpha is learned fast;
-image features are compared with texts after the mean frozen feature of the training images is taken off; the
-text of a trained class becomes `unit(t_c + lambda unit(r_c))`, r_c a direction from its images
+the mean frozen feature of the training images is subtracted from image features before they are compared with
+texts; the text of a trained class becomes `unit(t_c + lambda unit(r_c))`, r_c a direction from its images
 (`dear.methods.directions`), lambda learned.
+
+The forward pass, `DeAR.image_sides`, serves one adapter and, in `dear.serve.dear_stack`, batches in which
+every image has another one: learned tensors then have a leading dimension B.
 
 The step does only work whose result is used: the layers before the first token are the same for the frozen
 and the adapted pass and run once without gradient; the text tower's layers before J are constant for a task;
@@ -27,33 +30,27 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor
 
+from dear.clip.correction import AppliedCorrection
 from dear.clip.edit import BlockMask, Edit, LayerEdit
+from dear.clip.gpu import run_concurrently
 from dear.errors import RoleError, UsageError
 from dear.heads.concept_words import find_attribute
 from dear.heads.names import CONCEPTS, CORE
 from dear.heads.roles import Role, RoleMap
-from dear.methods.base import (
-    Batches,
-    Cut,
-    Frozen,
-    Loss,
-    Method,
-    distance,
-    features_of,
-    normal,
-    unit,
-)
-from dear.methods.directions import fit_directions, leave_out
+from dear.methods.base import Method
+from dear.methods.directions import Directions, choose_weight, compare_without_image, fit_directions
+from dear.methods.frozen import Batches, Frozen, Loss, features_of
 from dear.methods.options import NotNegative, Options, Positive, Preset, Share
+from dear.methods.tensors import distance, indicators, label_loss, normal, unit
 
 ISOLATIONS = ("bidirectional", "readonly")
+DIRECTION_RATE = 10.0  #: learning rate of log lambda, as a multiple of the recipe's
 
 
 def layer_mask(
@@ -72,7 +69,7 @@ def layer_mask(
         roles: the role map.
         layer: counted from 1.
         attributes: the attributes that have tokens, in their order.
-        each: tokens per attribute; those of one attribute stand side by side.
+        each: tokens per attribute; those of one attribute are adjacent.
         isolation: "bidirectional", or "readonly": attribute tokens of isolated heads may read the originals.
     """
     if isolation not in ISOLATIONS:
@@ -88,15 +85,15 @@ def _see(role: Role, attributes: Sequence[str], each: int, isolation: str) -> to
     see = torch.ones(1 + len(attributes) * each, 1 + len(attributes) * each, dtype=torch.bool)
     if role.kind == "mixed":
         return see
-    own = [
+    places = [
         a for a, name in enumerate(attributes) if role.concept and name.casefold() == role.concept.casefold()
     ]
-    if role.kind == "core" and own:  # eq. 9: of all attribute tokens only its own can be read, by every query
+    if role.kind == "core" and places:  # eq. 9: every query reads only the tokens of the head's attribute
         see[:, 1:] = False
-        see[:, 1 + own[0] * each : 1 + (own[0] + 1) * each] = True
+        see[:, 1 + places[0] * each : 1 + (places[0] + 1) * each] = True
         return see
     see[0, 1:] = False  # eq. 8: originals do not read attribute tokens ...
-    see[1:, 0] = isolation == "readonly"  # ... nor the other way round
+    see[1:, 0] = isolation == "readonly"  # ... and vice versa
     return see
 
 
@@ -119,7 +116,7 @@ def draw_mask(mask: BlockMask, attributes: Sequence[str] = CORE, each: int = 1) 
     return "\n".join(lines)
 
 
-# The limit is more tokens or ranks than anyone means; a damaged file may name any number.
+# The limit is more tokens than anyone means; a damaged file may name any number.
 Few = Annotated[int, Meta(ge=0, le=1024)]
 OneOrMore = Annotated[int, Meta(ge=1, le=1024)]
 
@@ -130,7 +127,6 @@ class DeARConfig(Options):
 
     attributes: tuple[str, ...] | None = None  #: those with tokens; None: the role map's core concepts
     tokens_per_attribute: OneOrMore = 1  #: an attribute's feature is the mean of its tokens' features
-    tokens_per_layer: bool = False  #: a raw set of tokens per layer instead of one for all layers
     first_layer: int | None = None  #: J, where tokens enter; None: the last third begins (9 of 12)
     text_first_layer: int | None = None  #: the same for text; None: J if as deep, else its last third
     text_tokens: Few = 5  #: K
@@ -138,34 +134,27 @@ class DeARConfig(Options):
     beta: Share = 0.1  #: weight of the raw token against the layer before (eq. 5)
     early_tokens: Few = 5  #: free tokens in every layer from `early_layer` to J - 1, a set per layer
     early_layer: int | None = None  #: where they enter; None: after a sixth of the layers (3 of 12)
-    early_beta: Share = 1.0  #: weight of a raw early token against the layer before
     text_beta: Share | None = 0.9  #: the same for text tokens (eq. 6); None: beta
     #: "readonly": attribute tokens may read the originals
     isolation: Literal["bidirectional", "readonly"] = "bidirectional"
-    #: start of P_attr: "copy" of P_v, "random", or "low-rank" beside frozen P_v
-    projection: Literal["copy", "random", "low-rank"] = "copy"
-    rank: OneOrMore = 16  #: of the low-rank projection
-    fusion_loss: Literal["log", "linear"] = "log"  #: "log": -log alpha_cls; "linear": 1 - alpha_cls
     lambda_reg: NotNegative = 1.0  #: weight of L_img + L_txt
     lambda_fusion: NotNegative = 0.02  #: weight of L_fusion
     class_ce: Share = 0.3  #: c: (1 - c) CE(fused logits) + c CE(decoupled logits)
-    #: alpha_cls before training; None: the same for all, 1 / (1 + A)
-    alpha_start: Annotated[float, Meta(gt=0, lt=1)] | None = None
     token_rate: Positive = 20.0  #: learning rate of the attribute tokens, as a multiple of the recipe's
     early_rate: Positive = 20.0  #: the same for the early tokens
     text_rate: Positive = 3.0  #: the same for the text tokens
     projection_rate: Positive = 0.5  #: the same for P_attr
     alpha_rate: Positive = 100.0  #: the same for v, whose softmax is alpha
-    #: share of the training images' mean feature that is taken off every image feature before it is compared
+    #: fraction of the mean training feature that is subtracted from image features before the cosine
     center: Share = 1.0
     #: what is added to the texts of trained classes: directions from their images by ridge regression; "none"
     directions: Literal["ridge", "none"] = "ridge"
     direction_ridge: Positive = 4.0  #: in units of a squared image feature; large: directions to class means
-    #: lambda, the weight of a direction against a text of length 1, before training; with one image per class
-    #: lambda is this times the share of the images that frozen texts do not recognize, and not learned
+    #: lambda, the weight of a direction against a text of length 1, is this times the share of the images
+    #: that frozen texts do not recognize, where classes have one image; with more images training starts at
+    #: the lambda that leave-one-out on frozen features prefers
     direction_weight: Positive = 0.4
-    direction_rate: Positive = 100.0  #: learning rate of log lambda, as a multiple of the recipe's
-    direction_dropout: Share = 0.5  #: share of the classes that a training step compares by texts alone
+    direction_dropout: Share = 0.5  #: share of the training steps that compare by texts alone
     focus: tuple[tuple[int, int], ...] = ()  #: (layer, head) pairs whose frozen contribution votes as well
     focus_share: Share = 0.2  #: s: the answer is (1 - s) fused + s what these heads contribute
 
@@ -225,6 +214,29 @@ PRESETS = {
 }
 
 
+class Learned(NamedTuple):
+    """The learned tensors of the image side of one adapter, or of one adapter per image."""
+
+    tokens: Tensor  #: [T, D] or [B, T, D]
+    projection: Tensor  #: P_attr [D, E] or [B, D, E]
+    v: Tensor  #: [1 + A] or [B, 1 + A]
+    early_tokens: Tensor | None = None  #: [L, T, D] or [B, L, T, D]
+    focus_mean: Tensor | None = None  #: [E] or [B, 1, E]
+    image_mean: Tensor | None = None  #: [E] or [B, E]
+
+
+class ImageSides(NamedTuple):
+    """What class weights [C, E] are multiplied with, [B, E] each."""
+
+    class_feature: Tensor  #: of the class token, at length 1
+    decoupled: Tensor  #: the same, centered
+    fused: Tensor  #: the weighted sum over the voters, centered
+
+    def of(self, mode: str) -> Tensor:
+        """The side of one of `DeAR.modes`."""
+        return self.fused if mode == "fused" else self.decoupled
+
+
 class DeAR(Method):
     """DeAR on a frozen CLIP, with the recipe `strong`; `**DeAR.preset("paper").options` are the paper's.
 
@@ -248,7 +260,12 @@ class DeAR(Method):
     recipe: ClassVar[Mapping[str, Any]] = {"batch": 4}
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     Config: ClassVar[type] = DeARConfig
+    former_options: ClassVar[Mapping[str, Any]] = {
+        **{"tokens_per_layer": False, "early_beta": 1.0, "projection": "copy", "rank": 16},
+        **{"fusion_loss": "log", "alpha_start": None, "direction_rate": 100.0},
+    }
     can_focus: ClassVar[bool] = True
+    several_labels: ClassVar[bool] = True
     config: DeARConfig
     focus_mean: Tensor | None  #: of the training images [E]; None without a focus
     #: frozen unit feature, mean of the training images [E]; None without `center` and `directions`
@@ -274,8 +291,8 @@ class DeAR(Method):
             self.first = _layer(config.early_layer, usual, vision.layers, "early_layer")
             if not 1 <= self.first < self.entry:
                 raise UsageError(
-                    f"early tokens need a layer before layer {self.entry}, where attribute tokens enter; "
-                    f"early_layer is {self.first}"
+                    f"early_layer must be less than {self.entry}, the layer where attribute tokens enter, "
+                    f"got {self.first}"
                 )
         self.cut = self.first
         self.reads_frozen = config.lambda_reg > 0 or self.directed
@@ -288,36 +305,18 @@ class DeAR(Method):
             layer: layer_mask(self.roles, layer, self.attributes, each, config.isolation)
             for layer in range(self.entry, vision.layers + 1)
         }
-
-        def raw(first: int, layers: int, count: int, width: int) -> Tensor:
-            sets = (layers - first + 1,) if config.tokens_per_layer else ()
-            return normal(generator, *sets, count, width)
-
-        own = raw(self.entry, vision.layers, len(self.attributes) * each, vision.width)
-        self.tokens = self.learn(own, config.token_rate)
-        own = raw(self.text_first, text.layers, config.text_tokens, text.width)
-        self.text_tokens = self.learn(own, config.text_rate)
-        shape = (vision.width, self.clip.config.embed_dim)
-        if config.projection == "low-rank":
-            down = normal(generator, shape[0], config.rank, std=shape[0] ** -0.5)
-            self.p_down = self.learn(down, config.projection_rate)
-            self.p_up = self.learn(torch.zeros(config.rank, shape[1]), config.projection_rate)
-        else:
-            start = self.clip.visual.space_matrix()
-            if config.projection == "random":
-                start = normal(generator, *shape, std=shape[0] ** -0.5)
-            self.p_attr = self.learn(start, config.projection_rate)
-        v = torch.zeros(1 + len(self.attributes), dtype=torch.float64)
-        if config.alpha_start is not None:  # softmax(v)[0] = alpha_start, the attributes share the rest
-            v[0] = math.log(config.alpha_start * len(self.attributes) / (1 - config.alpha_start))
-        self.v = self.learn(v, config.alpha_rate)
+        tokens = normal(generator, len(self.attributes) * each, vision.width)
+        self.tokens = self.learn(tokens, config.token_rate)
+        self.text_tokens = self.learn(normal(generator, config.text_tokens, text.width), config.text_rate)
+        self.p_attr = self.learn(self.clip.visual.projection_matrix(), config.projection_rate)
+        self.v = self.learn(torch.zeros(1 + len(self.attributes)), config.alpha_rate)
         embed = self.clip.config.embed_dim
-        for name, needed in (("focus_mean", config.focus), ("image_mean", config.center or self.directed)):
+        for name, needed in (("focus_mean", self.focus), ("image_mean", config.center or self.directed)):
             self.register_buffer(name, self.v.new_zeros(embed) if needed else None)
         if self.directed:
             classes = len(self.trained_classes)
             weight = torch.tensor(config.direction_weight, dtype=torch.float64)
-            self.log_direction_weight = self.learn(weight.log(), config.direction_rate)
+            self.log_direction_weight = self.learn(weight.log(), DIRECTION_RATE)
             self.register_buffer("direction_rows", self.v.new_zeros(classes, embed))
             self.register_buffer("direction_inverse", self.v.new_zeros(embed, embed))
             self.register_buffer("class_shares", self.v.new_zeros(classes))
@@ -347,90 +346,131 @@ class DeAR(Method):
     @property
     def voters(self) -> tuple[str, ...]:
         """Names of what votes in the fused answer: the class token, the attributes, the heads of a focus."""
-        return ("class", *self.attributes, *(("focus",) if self.config.focus else ()))
+        return ("class", *self.attributes, *(("focus",) if self.focus else ()))
 
     # -- image side -------------------------------------------------------------------------------
+
+    @property
+    def learned(self) -> Learned:
+        """What this adapter brings to the forward pass."""
+        early = self.early_tokens if self.config.early_tokens else None
+        return Learned(self.tokens, self.p_attr, self.v, early, self.focus_mean, self.image_mean)
 
     def image_edit(self, start: Tensor | None = None) -> Edit:
         """Attribute tokens and role masks of layers J to the last.
 
         `start`, the frozen class token at the input of layer J [B, 1, D], is needed where tokens start there.
         """
-        return self.attribute_edit([_raw(self.tokens, i) for i in range(len(self.masks))], start)
+        return self.attribute_edit(self.tokens, start)
 
-    def attribute_edit(self, learned: Sequence[Tensor], start: Tensor | None) -> Edit:
-        """The same for any learned tokens, one [T, D] or [B, T, D] per layer."""
-        if self.config.token_start == "class":
-            if start is None:
-                raise UsageError("tokens that start from the class token need it at the input of layer J")
-            learned = [start.to(tokens.dtype) + tokens for tokens in learned]
+    def attribute_edit(self, tokens: Tensor, start: Tensor | None) -> Edit:
+        """The same for tokens [T, D] or [B, T, D]."""
         layers = {
-            layer: LayerEdit(tokens=tokens, token_weight=self.config.beta, mask=mask)
-            for tokens, (layer, mask) in zip(learned, self.masks.items(), strict=True)
+            layer: LayerEdit(tokens=self._raw(tokens, start), token_weight=self.config.beta, mask=mask)
+            for layer, mask in self.masks.items()
         }
-        return Edit(layers, count=learned[0].shape[-2])
+        return Edit(layers, count=tokens.shape[-2])
 
-    def early_edit(self, learned: Sequence[Tensor]) -> Edit:
-        """Early tokens, one [T, D] or [B, T, D] per layer; every head reads them: roles begin at layer J."""
+    def _raw(self, tokens: Tensor, start: Tensor | None) -> Tensor:
+        """r_a, the raw attribute tokens [T, D] or [B, T, D]."""
+        if self.config.token_start == "free":
+            return tokens
+        if start is None:
+            raise UsageError("tokens that start from the class token need it at the input of layer J")
+        return start.to(tokens.dtype) + tokens
+
+    def early_edit(self, tokens: Tensor) -> Edit:
+        """Early tokens [L, T, D] or [B, L, T, D]; every head reads them, for roles begin at layer J."""
         layers = {
-            layer: LayerEdit(tokens=tokens, token_weight=self.config.early_beta)
-            for layer, tokens in enumerate(learned, self.first)
+            layer: LayerEdit(tokens=raw)  # [T, D] or [B, T, D]
+            for layer, raw in enumerate(tokens.unbind(-3), self.first)
         }
-        return Edit(layers, count=learned[0].shape[-2])
+        return Edit(layers, count=tokens.shape[-2])
 
-    def pooled(
-        self, frozen: Frozen, learned: Sequence[Tensor], early: Sequence[Tensor] = ()
-    ) -> tuple[Tensor, Tensor]:
-        """Pooled vectors of the image [B, D] and of the attributes [B, A, D] from the frozen stage.
+    def pooled(self, frozen: Frozen, learned: Learned) -> tuple[Tensor, Tensor]:
+        """Pooled vectors of the image [B, D] and of the attributes [B, A, D].
 
-        Early tokens are gone at layer J: what they leave is what they changed in class token and patches.
+        Early tokens are dropped at layer J: what remains is what they changed in class token and patches.
         """
-        visual, x = self.clip.visual, frozen[0]
-        if early:
-            x = visual.run(x, self.first, self.entry - 1, self.early_edit(early))[:, : x.shape[1]]
-        edit = self.attribute_edit(learned, self._start(frozen))
-        x_cls, x = visual.class_and_tokens(x, self.entry, edit)
+        visual, x, start = self.clip.visual, frozen.x, frozen.class_token
+        if start is None:
+            start = x[:, :1]
+        if learned.early_tokens is not None:
+            early = self.early_edit(learned.early_tokens)
+            x = visual.run(x, self.first, self.entry - 1, early)[:, : x.shape[1]]
+        edit = self.attribute_edit(learned.tokens, start.detach())
+        x_cls, x = visual.class_and_tokens(x, self.entry, edit)  # [B, D], [B, T, D]
         return x_cls, x.unflatten(1, (len(self.attributes), -1)).mean(dim=2)
 
-    def _start(self, frozen: Frozen) -> Tensor | None:
-        """The frozen class token at the input of layer J [B, 1, D]; None for free tokens."""
-        if self.config.token_start == "free":
-            return None
-        return (frozen[1] if self.config.early_tokens else frozen[0][:, :1]).detach()
+    def voter_features(
+        self, frozen: Frozen, learned: Learned, correction: AppliedCorrection | None
+    ) -> tuple[Tensor, Tensor]:
+        """Features of the class token [B, 1, E] and of the other voters [B, V, E] (eq. 10, 11)."""
+        x_cls, x = self.pooled(frozen, learned)
+        f_cls = self.clip.visual.project_pooled(x_cls)[:, None]
+        if correction is not None:
+            f_cls, x = correction.feature(f_cls), correction.pooled(x)
+        others = x.to(learned.projection.dtype) @ learned.projection
+        if learned.focus_mean is not None:
+            assert frozen.focus is not None
+            terms = frozen.focus[:, None].to(learned.focus_mean.dtype) - learned.focus_mean  # [B, 1, E]
+            others = torch.cat([others, terms], dim=1)
+        return f_cls, others
+
+    def image_sides(
+        self, frozen: Frozen, learned: Learned, correction: AppliedCorrection | None
+    ) -> ImageSides:
+        """The image side of the logits of each mode (eq. 17-19), of one adapter or one per image.
+
+        `correction` is that of the backbone, or one for each image.
+        The weighted sum of cosines with w_c is the product of w_c and the weighted sum: one matrix product.
+        """
+        f_cls, others = (unit(features) for features in self.voter_features(frozen, learned, correction))
+        f_cls = f_cls[:, 0]
+        weights = self.weights(learned.v)  # [1 + V] or [B, 1 + V]
+        # ONNX has no ellipsis whose dimensions differ, so the two cases are written out
+        pattern = "v,bve->be" if weights.ndim == 1 else "bv,bve->be"
+        fused = weights[..., :1] * f_cls + torch.einsum(pattern, weights[..., 1:], others)
+        centered = self._centered(fused, learned.image_mean, self.token_share)
+        return ImageSides(f_cls, self._centered(f_cls, learned.image_mean), centered)
 
     @torch.no_grad()
     def prepare(self, batches: Batches) -> None:
         """Read the training images: their mean feature, class directions, what the heads of a focus add."""
         if self.focus_mean is None and self.image_mean is None:
             return
-        walked = [(features_of(self.clip, batch), batch.labels) for batch in batches(False)]
-        features = torch.cat([rows for rows, _ in walked])
-        images, focus = self.clip.parts(features)
+        known = [(features_of(self.clip, batch, self.focus), batch.labels) for batch in batches(False)]
+        images = torch.cat([frozen.x for frozen, _ in known])  # [n, E]
         if self.image_mean is not None:
             self.image_mean.copy_(unit(images.to(self.image_mean.dtype)).mean(dim=0))
         if self.directed:
-            self._fit_directions(unit(images), torch.cat([labels for _, labels in walked]).to(images.device))
-        if self.focus_mean is not None and focus is not None:
-            self.focus_mean.copy_(focus.mean(dim=0))
+            self._fit_directions(unit(images), torch.cat([labels for _, labels in known]).to(images.device))
+        if self.focus_mean is not None:
+            terms = torch.cat([frozen.focus for frozen, _ in known if frozen.focus is not None])  # [n, E]
+            self.focus_mean.copy_(terms.mean(dim=0))
 
     def _fit_directions(self, features: Tensor, labels: Tensor) -> None:
         """Class directions from unit features [n, E] and labels [n].
 
-        With one image per class none can be left out, so that lambda cannot be learned: it follows from how
-        many of the images the frozen texts recognize.
+        Lambda starts where the leave-one-out loss on frozen features is smallest. With one image per class
+        none can be left out: lambda follows from how many images the frozen texts recognize, and stays.
         """
-        fitted = fit_directions(features, labels, len(self.trained_classes), self.config.direction_ridge)
+        classes, texts = len(self.trained_classes), self.prompts.frozen
+        fitted = fit_directions(features, labels, classes, self.config.direction_ridge)
         self.direction_rows.copy_(fitted.rows)
         self.direction_inverse = self.direction_rows.new_empty(fitted.inverse.shape).copy_(fitted.inverse)
         self.class_shares.copy_(fitted.shares)
         self.feature_length.copy_(fitted.length)
-        several = bool(fitted.counts.max() > 1)
-        self.leaves_out.fill_(several)
-        if not several:
+        self.leaves_out.copy_(fitted.leaves_out)
+        if fitted.leaves_out:
+            scale, center = self.clip.logit_scale, self.config.center
+            weight = choose_weight(features, labels, texts, fitted, center, scale)
+        else:
             centered = features - features.mean(dim=0)
-            answers = (centered @ self.prompts.frozen.to(centered).T).argmax(dim=1)
-            unknown = (answers != labels).double().mean().clamp(min=1e-3)
-            self.log_direction_weight.copy_((self.config.direction_weight * unknown).log())
+            answers = (centered @ texts.to(centered).T).argmax(dim=1)
+            truth = indicators(labels, classes).gather(1, answers[:, None])[:, 0]
+            weight = self.config.direction_weight * (1 - truth.double()).mean().clamp(min=1e-3)
+        self.log_direction_weight.copy_(weight.log())
 
     def finish(self) -> None:
         """Drop what training alone reads: it would be a third of the saved adapter."""
@@ -442,62 +482,27 @@ class DeAR(Method):
         dropped = self.directed and "direction_inverse" in state and not state["direction_inverse"].numel()
         return {"direction_inverse": (0, 0)} if dropped else {}
 
-    def stages(self, pixels: Tensor) -> tuple[Frozen, Tensor, Cut]:
-        """With a focus, also what its heads contribute to the frozen image feature [B, E]."""
-        stage, x, at = super().stages(pixels)
-        focus, visual = self.clip.focus, self.clip.visual
-        if not focus:
-            return stage, x, at
-        with torch.no_grad():
-            if isinstance(at, int) and at <= focus[0][0]:  # go on where the tower was run to
-                _, terms = visual.features_and_terms(x, at, (focus,))
-            else:
-                _, terms = visual.features_and_terms(visual.embed(pixels), 1, (focus,))
-        return (*stage, *terms), x, at
-
-    def _adapted(self, frozen: Frozen) -> tuple[Tensor, Tensor]:
-        """Features of the class token [B, E] and of the other voters [B, V, E] from the frozen stage."""
-        visual = self.clip.visual
-        learned = [_raw(self.tokens, i) for i in range(len(self.masks))]
-        x_cls, own = self.pooled(frozen, learned, list(self.early_tokens) if self.config.early_tokens else ())
-        others = self._project(visual.correct_pooled(own))
-        if self.focus_mean is not None:
-            others = torch.cat([others, self.focused(frozen, self.focus_mean)], dim=1)
-        return visual.correct(visual.into_space(x_cls)), others
-
-    def focused(self, frozen: Frozen, mean: Tensor) -> Tensor:
-        """What the heads of the focus contribute, less its mean: [B, 1, E], not of unit length."""
-        return frozen[1 if self.class_token_at is None else 2][:, None].to(mean.dtype) - mean
-
     def weights(self, v: Tensor) -> Tensor:
         """Weights of `voters` [..., 1 + V], which sum to 1, from v [..., 1 + A] (eq. 18)."""
         alpha, share = v.softmax(dim=-1), self.config.focus_share
-        if not self.config.focus:
+        if not self.focus:
             return alpha
         return torch.cat([(1 - share) * alpha, torch.full_like(alpha[..., :1], share)], dim=-1)
-
-    def _project(self, x: Tensor) -> Tensor:
-        """P_attr of normed attribute tokens: [B, A, D] -> [B, A, E] (eq. 11)."""
-        if self.config.projection == "low-rank":
-            low = x.to(self.p_down.dtype) @ self.p_down @ self.p_up
-            return self.clip.visual.into_space(x).to(low.dtype) + low
-        return x.to(self.p_attr.dtype) @ self.p_attr
 
     # -- text side --------------------------------------------------------------------------------
 
     def texts(self) -> Tensor:
         """Adapted unit text features [C, E]."""
-        if self.text_tokens.shape[-2] == 0:
+        if not len(self.text_tokens):
             return self.prompts.frozen
         last, config = self.clip.config.text.layers, self.config
         beta = config.beta if config.text_beta is None else config.text_beta
         layers = {
-            layer: LayerEdit(tokens=_raw(self.text_tokens, i), token_weight=beta)
-            for i, layer in enumerate(range(self.text_first, last + 1))
+            layer: LayerEdit(tokens=self.text_tokens, token_weight=beta)
+            for layer in range(self.text_first, last + 1)
         }
-        edit = Edit(
-            layers, count=self.text_tokens.shape[-2], at=self.clip.text.first_word
-        )  # before the words
+        # Text tokens stand before the words.
+        edit = Edit(layers, count=len(self.text_tokens), at=self.clip.text.first_word)
         return unit(self.prompts.features(edit, first=self.text_first))
 
     def class_weights(self, texts: Tensor) -> Tensor:
@@ -521,7 +526,7 @@ class DeAR(Method):
 
     @cached_property
     def joint(self) -> bool:
-        """Whether the list holds trained classes with directions and new ones, which have none."""
+        """Whether the classes include trained ones, with directions, and new ones, without."""
         trained = set(self.trained_classes)
         return self.directed and 0 < sum(name in trained for name in self.classes) < len(self.classes)
 
@@ -534,8 +539,8 @@ class DeAR(Method):
     def on_one_scale(self, logits: Tensor, images: Tensor) -> Tensor:
         """Logits [B, C] in a list of trained and new classes, of centered image features [B, E].
 
-        Texts alone decide how likely the trained classes are together, as they do for new classes;
-        directions decide which of the trained classes it is.
+        Texts alone determine the total probability of the trained classes, as they do for new classes;
+        directions determine its distribution over the trained classes.
         """
         return logits + self._shift(logits, images) if self.joint else logits
 
@@ -544,34 +549,24 @@ class DeAR(Method):
         columns = self.cached("trained_columns", self.trained_columns)
         texts = self.cached("texts", self.texts)
         by_texts = self.clip.logit_scale * images @ texts.T
-        # -inf: new classes count in neither sum.
-        by_texts, own = (x.masked_fill(~columns, -math.inf) for x in (by_texts, logits))
-        shift = by_texts.logsumexp(dim=1, keepdim=True) - own.logsumexp(dim=1, keepdim=True)
+        # -inf excludes new classes from both sums.
+        by_texts, directed = (x.masked_fill(~columns, -math.inf) for x in (by_texts, logits))
+        shift = by_texts.logsumexp(dim=1, keepdim=True) - directed.logsumexp(dim=1, keepdim=True)  # [B, 1]
         return shift * columns
 
-    def centered(self, features: Tensor, mean: Tensor | None, share: float = 1.0) -> Tensor:
+    def _centered(self, features: Tensor, mean: Tensor | None, share: float = 1.0) -> Tensor:
         """Image features [..., E] without `center` times `share` of the training images' mean."""
         return features if mean is None else features - share * self.config.center * mean.to(features.dtype)
 
     @property
-    def own_share(self) -> float:
-        """The weight of class token and attributes together: what a focus leaves them."""
-        return 1 - self.config.focus_share if self.config.focus else 1.0
-
-    def _mixed(self, f_cls: Tensor, others: Tensor) -> Tensor:
-        """The image side of the fused logits, [B, E], from unit features (eq. 17-19).
-
-        The weighted sum of cosines with w_c is the product of w_c and the weighted sum: one matrix product.
-        """
-        weights = self.weights(self.v)
-        mixed = weights[0] * f_cls + torch.einsum("a,bae->be", weights[1:], others)
-        return self.centered(mixed, self.image_mean, self.own_share)
+    def token_share(self) -> float:
+        """The total weight of class token and attributes: 1 minus the weight of a focus."""
+        return 1 - self.config.focus_share if self.focus else 1.0
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         """Logits of every mode, [B, C] each."""
-        f_cls, f_attr = (unit(f) for f in self._adapted(frozen))
-        images = {"fused": self._mixed(f_cls, f_attr), "decoupled": self.centered(f_cls, self.image_mean)}
-        return {mode: self.class_logits(features) for mode, features in images.items()}
+        sides = self.image_sides(frozen, self.learned, self.clip.visual.correction)
+        return {mode: self.class_logits(sides.of(mode)) for mode in self.modes}
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         """CE + lambda_reg (L_img + L_txt) + lambda_fusion L_fusion (eq. 12-16).
@@ -579,19 +574,23 @@ class DeAR(Method):
         With `class_ce` = c, CE is (1 - c) CE(fused logits) + c CE(decoupled logits).
         """
         config = self.config
-        texts = self.texts()
-        f_cls, f_attr = (unit(f) for f in self._adapted(frozen))
+        # both towers at the same time: 8 to 19 % of a recorded step
+        texts, sides = run_concurrently(
+            self.texts,
+            lambda: self.image_sides(frozen, self.learned, self.clip.visual.correction),
+            self.clip.device,
+        )
         logits = self._training_logits(texts, frozen, labels)
-        ce = F.cross_entropy(logits(self._mixed(f_cls, f_attr)), labels)
-        log_alpha = self.v.log_softmax(dim=0)[0]
-        fusion = -log_alpha if config.fusion_loss == "log" else 1 - log_alpha.exp()
+        ce = label_loss(logits(sides.fused), labels)
+        fusion = -self.v.log_softmax(dim=0)[0]
         parts = {"ce": ce, "fusion": fusion}
         total = (1 - config.class_ce) * ce + config.lambda_fusion * fusion
         if config.class_ce > 0:
-            parts["ce_class"] = F.cross_entropy(logits(self.centered(f_cls, self.image_mean)), labels)
+            parts["ce_class"] = label_loss(logits(sides.decoupled), labels)
             total = total + config.class_ce * parts["ce_class"]
         if config.lambda_reg > 0:
-            parts["reg_image"] = distance(f_cls, frozen[-1])
+            assert frozen.feature is not None
+            parts["reg_image"] = distance(sides.class_feature, frozen.feature)
             parts["reg_text"] = distance(texts, self.prompts.frozen)
             total = total + config.lambda_reg * (parts["reg_image"] + parts["reg_text"])
         return Loss(total, {name: part.detach() for name, part in parts.items()})
@@ -599,61 +598,60 @@ class DeAR(Method):
     def _training_logits(self, texts: Tensor, frozen: Frozen, labels: Tensor) -> Callable[[Tensor], Tensor]:
         """From image features [B, E] to logits [B, C] under directions without the image itself.
 
-        Directions that contain an image name its class at once, and neither tokens nor lambda would learn.
-        The frozen feature of the view stands for the image. In each step some classes have no direction, so
-        that texts stay comparable with those of new classes, which have none.
+        Directions that contain an image reveal its class, so that neither tokens nor lambda would learn. The
+        image is represented by the frozen feature of its view. Some steps use no directions, so that texts
+        stay comparable with those of new classes, which have none.
         """
         scale = self.clip.logit_scale
         if not self.directed:
             return lambda images: scale * images @ texts.T
-        assert self.image_mean is not None
-        kept = torch.rand(len(texts), device=texts.device) >= self.config.direction_dropout
-        learned = self.log_direction_weight  # constant where no image can be left out
-        weight = torch.where(self.leaves_out > 0, learned, learned.detach()).exp() * kept  # [C]
-        weights = texts + weight[:, None] * unit(self.direction_rows)
-        size = weights.norm(dim=-1)  # [C]
-        weights = weights / size[:, None]
         if not self.direction_inverse.numel():  # training is finished
+            weights = self.class_weights(texts)
             return lambda images: scale * images @ weights.T
-        x = (frozen[-1].to(self.image_mean.dtype) - self.image_mean) / self.feature_length
-        change, moved = leave_out(x, labels, self.direction_rows, self.direction_inverse, self.class_shares)
-        lengths = self.direction_rows.norm(dim=-1).clamp(min=1e-12)
-        change = self.leaves_out * change * weight / (lengths * size)  # [B, C]
+        assert self.image_mean is not None
+        assert frozen.feature is not None
+        kept = torch.rand((), device=texts.device) >= self.config.direction_dropout
+        learned = self.log_direction_weight  # constant where no image can be left out
+        weight = torch.where(self.leaves_out > 0, learned, learned.detach()).exp() * kept
+        x = (frozen.feature.to(self.image_mean.dtype) - self.image_mean) / self.feature_length
+        buffers = (self.direction_rows, self.direction_inverse, self.class_shares, self.feature_length)
+        directions = Directions(*buffers, self.leaves_out)
+        products = compare_without_image(x, labels, texts, directions, weight)
+        return lambda images: scale * products(images)
 
-        def logits(images: Tensor) -> Tensor:
-            cosines: Tensor = images @ weights.T - change * (images * moved).sum(dim=-1, keepdim=True)
-            return scale * cosines
-
-        return logits
-
-    # -- what DeAR knows beside the answer --------------------------------------------------------
+    # -- features, votes and fusion weights --------------------------------------------------------
 
     @torch.no_grad()
     def image_features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the class token [B, E] and of the attributes [B, A, E], not of unit length."""
-        f_cls, others = self._adapted(self.inference_stage(pixels.to(self.clip.device)))
-        return f_cls, others[:, : len(self.attributes)]
+        f_cls, others = self._voter_features(pixels)
+        return f_cls[:, 0], others[:, : len(self.attributes)]
+
+    def _voter_features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of the class token [B, 1, E] and of the other voters [B, V, E] of pixels [B, 3, S, S]."""
+        frozen = self.inference_stage(pixels.to(self.clip.device))
+        return self.voter_features(frozen, self.learned, self.clip.visual.correction)
 
     def attribute_features(self, pixels: Tensor) -> Tensor:
-        """Features in each attribute's own space, [B, A, E], not of unit length."""
+        """Features in the space of each attribute, [B, A, E], not of unit length."""
         return self.image_features(pixels)[1]
 
     @torch.no_grad()
     def votes(self, pixels: Tensor) -> Tensor:
-        """What each of `voters` adds to the fused logits, [B, 1 + V, C]."""
-        f_cls, others = self._adapted(self.inference_stage(pixels.to(self.clip.device)))
-        features = unit(torch.cat([f_cls[:, None].to(others.dtype), others], dim=1))  # [B, 1 + V, E]
-        own, focus = features.tensor_split([1 + len(self.attributes)], dim=1)
-        features = torch.cat([self.centered(own, self.image_mean), focus], dim=1)
+        """The contribution of each of `voters` to the fused logits, [B, 1 + V, C]."""
+        f_cls, others = self._voter_features(pixels)
+        features = unit(torch.cat([f_cls.to(others.dtype), others], dim=1))  # [B, 1 + V, E]
+        tokens, focus = features.tensor_split([1 + len(self.attributes)], dim=1)
+        features = torch.cat([self._centered(tokens, self.image_mean), focus], dim=1)
         shares = self.weights(self.v)[:, None]  # [1 + V, 1]
         votes = self.clip.logit_scale * shares * (features @ self.cached_weights().T)
-        if self.joint:  # what the scale of the list changes belongs to all voters
+        if self.joint:  # the shift of `on_one_scale` is divided among all voters
             mixed = (shares * features).sum(dim=1)  # [B, E]
             votes = votes + shares * self._shift(votes.sum(dim=1), mixed)[:, None]
         return votes
 
     def attribute_index(self, name: str) -> int:
-        """Place of an attribute in `attribute_features`, whatever the case of its name."""
+        """Index of an attribute in `attribute_features`; case does not matter."""
         return self.attributes.index(find_attribute(name, self.attributes))
 
     def fusion_weights(self) -> dict[str, float]:
@@ -668,15 +666,10 @@ class DeAR(Method):
         return weights
 
 
-def _raw(tokens: Tensor, place: int) -> Tensor:
-    """The raw tokens of one layer: the shared set, or the layer's own."""
-    return tokens if tokens.ndim == 2 else tokens[place]
-
-
-def _layer(asked: int | None, default: int, layers: int, option: str) -> int:
+def _layer(number: int | None, default: int, layers: int, option: str) -> int:
     """A layer number that exists."""
-    if asked is None:
+    if number is None:
         return default
-    if not 1 <= asked <= layers:
-        raise UsageError(f"{option} must be from 1 to {layers}, the layers of the tower, got {asked}")
-    return asked
+    if not 1 <= number <= layers:
+        raise UsageError(f"{option} must be from 1 to {layers}, the layers of the tower, got {number}")
+    return number

@@ -1,4 +1,4 @@
-"""Deep visual prompts: tokens beside the patches, put in fresh at every layer down to a depth."""
+"""Deep visual prompts: tokens after the patches, replaced at every layer up to a depth."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dear.clip.model import Clip
 from dear.errors import UsageError
 
 
-def depth_of(given: int | None, layers: int, share: float = 0.75, option: str = "depth") -> int:
-    """How many layers get tokens of their own: `given`, or a share of the layers.
+def depth_of(depth: int | None, layers: int, share: float = 0.75, option: str = "depth") -> int:
+    """Number of layers with learned tokens: `depth`, or a share of the layers.
 
     >>> depth_of(None, 12), depth_of(None, 6), depth_of(3, 12)
     (9, 4, 3)
     """
-    depth = max(1, round(share * layers)) if given is None else given
+    depth = max(1, round(share * layers)) if depth is None else depth
     if not 1 <= depth <= layers:
         raise UsageError(f"{option} must be from 1 to {layers}, the layers of the tower, got {depth}")
     return depth
@@ -26,6 +26,6 @@ def prompted_images(clip: Clip, embedded: Tensor, tokens: Tensor) -> Tensor:
 
     The first layer's tokens pass the norm before the blocks, as the patches do; the last ones flow on.
     """
-    layers = {1: LayerEdit(tokens=clip.visual.before(tokens[0]))}
-    layers |= {layer: LayerEdit(tokens=own) for layer, own in enumerate(tokens[1:], start=2)}
+    layers = {1: LayerEdit(tokens=clip.visual.norm_input(tokens[0]))}
+    layers |= {layer: LayerEdit(tokens=part) for layer, part in enumerate(tokens[1:], start=2)}
     return clip.visual.features_from(embedded, edit=Edit(layers, count=tokens.shape[-2]))

@@ -1,14 +1,47 @@
-"""Where the frozen part of the image tower ends for a method and what it gives there; batches and losses."""
+"""The frozen stage: what the frozen part of the image tower computes for a method, and where it ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
+from dear.clip.config import Head
 from dear.clip.model import Clip
+
+Cut = int | Literal["pixels", "pooled", "feature"]
+"""Where the frozen part of the image tower ends: before anything ("pixels" [B, 3, S, S]), at the input of a
+layer (its number, from 1; [B, N, D]), at the pooled vector before the projection ("pooled" [B, D]), or at the
+image feature ("feature" [B, E])."""
+
+
+class Frozen(NamedTuple):
+    """What the frozen backbone computes of images for a method; parts that it does not read are None."""
+
+    x: Tensor  #: [B, ...], the output of the frozen part of the tower; `Cut` lists the shapes
+    class_token: Tensor | None = None  #: [B, 1, D], at the input of layer `Method.class_token_at`
+    focus: Tensor | None = None  #: [B, E], the sum of the terms of the heads `Method.focus`
+    feature: Tensor | None = None  #: [B, E], the image feature; at length 1 for `loss_from_frozen`
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Frozen:
+        """The same with `function` applied to every part.
+
+        >>> Frozen(torch.zeros(4, 2)).map(lambda part: part[:3]).x.shape
+        torch.Size([3, 2])
+        """
+        return Frozen._make(None if part is None else function(part) for part in self)
+
+    def rows(self, places: Sequence[int] | Tensor) -> Frozen:
+        """The stage of the images at `places`."""
+        return self.map(lambda part: part[places])
+
+    def split(self, counts: Sequence[int]) -> list[Frozen]:
+        """One stage for each number of images in `counts`, in their order."""
+        columns = [[None] * len(counts) if part is None else part.split(list(counts)) for part in self]
+        return [Frozen._make(parts) for parts in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -28,30 +61,36 @@ class Batch(NamedTuple):
 
 
 class FeatureBatch(NamedTuple):
-    """A batch whose frozen image features [B, E] are known already, in place of its pixels."""
+    """A batch whose frozen image features are known, in place of its pixels."""
 
-    features: Tensor
-    labels: Tensor
-    domains: Tensor | None = None
-
-
-Batches = Callable[[bool], Iterator[Batch | FeatureBatch]]  #: batches(augment) walks the training set once
+    features: Tensor  #: [B, E]
+    labels: Tensor  #: [B]
+    domains: Tensor | None = None  #: [B]
+    focus: Tensor | None = None  #: [B, E], for a method with a focus: see `Frozen`
 
 
-def features_of(clip: Clip, batch: Batch | FeatureBatch) -> Tensor:
-    """Frozen image features [B, E] of a batch: the known ones, or computed from its pixels."""
-    return batch.features if isinstance(batch, FeatureBatch) else clip.encode_image(batch.pixels)
+Batches = Callable[[bool], Iterator[Batch | FeatureBatch]]  #: batches(augment) iterates over the training set
 
 
-Frozen = tuple[Tensor, ...]  #: what the frozen backbone gives of a batch: tensors [B, ...]
-Cut = int | Literal["pixels", "pooled", "feature"]
-"""Where the frozen part of the image tower ends: before anything ("pixels" [B, 3, S, S]), at the input of a
-layer (its number, from 1; [B, N, D]), at the pooled vector before the projection ("pooled" [B, D]), or at the
-image feature ("feature" [B, E])."""
+def features_of(clip: Clip, batch: Batch | FeatureBatch, focus: Sequence[Head] = ()) -> Frozen:
+    """Frozen image features `x` [B, E] and the terms of the heads of a focus [B, E], known or computed."""
+    if isinstance(batch, FeatureBatch):
+        return Frozen(batch.features, focus=batch.focus)
+    return encode_with_focus(clip, batch.pixels.to(clip.device), focus)
+
+
+@torch.no_grad()
+def encode_with_focus(clip: Clip, pixels: Tensor, focus: Sequence[Head]) -> Frozen:
+    """Image features `x` [B, E] of pixels [B, 3, S, S] and, with a focus, the sum of its heads' terms."""
+    if not focus:
+        return Frozen(clip.encode_image(pixels))
+    visual = clip.visual
+    features, (terms,) = visual.features_and_terms(visual.embed(pixels), 1, (focus,))
+    return Frozen(features, focus=terms)
 
 
 def frozen_input(clip: Clip, cut: Cut, pixels: Tensor) -> Tensor:
-    """What the frozen image tower gives at the cut, for pixels [B, 3, S, S]."""
+    """Output of the frozen image tower at the cut, for pixels [B, 3, S, S]."""
     visual = clip.visual
     if isinstance(cut, int):
         return visual.prefix(pixels, cut)
@@ -60,10 +99,10 @@ def frozen_input(clip: Clip, cut: Cut, pixels: Tensor) -> Tensor:
     return clip.encode_image(pixels) if cut == "feature" else pixels
 
 
-def frozen_feature(clip: Clip, cut: Cut, found: Tensor) -> Tensor:
-    """The frozen image feature [B, E], not of unit length, from what the tower gives at the cut."""
+def frozen_feature(clip: Clip, cut: Cut, x: Tensor) -> Tensor:
+    """The frozen image feature [B, E], not of unit length, from the output of the tower at the cut."""
     if isinstance(cut, int):
-        return clip.visual.frozen_features(found, cut)
+        return clip.visual.frozen_features(x, cut)
     if cut == "pooled":
-        return clip.visual.correct(clip.visual.into_space(found))
-    return found if cut == "feature" else clip.encode_image(found)
+        return clip.visual.correct(clip.visual.project_pooled(x))
+    return x if cut == "feature" else clip.encode_image(x)

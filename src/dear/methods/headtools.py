@@ -1,7 +1,7 @@
 """Tools for single attention heads of any CLIP: low-rank changes, gates and masks as edits.
 
-Every tool makes an `Edit` for a tower; `combine` lays several together, `clip.visual(pixels, edit=...)` runs
-them, `fold` makes a plain CLIP of those that can be folded.
+Every tool returns an `Edit` for a tower; `combine` merges several, `clip.visual(pixels, edit=...)` runs them,
+`fold` returns a plain CLIP with those that can be folded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dear.clip.edit import Edit, LayerEdit, LowRank
 from dear.clip.model import Clip
 from dear.clip.tower import Tower
 from dear.errors import UsageError
-from dear.methods.base import uniform
+from dear.methods.tensors import uniform
 
 
 class HeadLoRA(nn.Module):
@@ -64,7 +64,7 @@ class HeadLoRA(nn.Module):
         """The changes as an edit; gradients reach the chosen heads' pairs alone."""
         layers: dict[int, dict[str, Any]] = {}
         for layer in dict.fromkeys(layer for layer, _ in self.heads):
-            places = [i for i, (own, _) in enumerate(self.heads) if own == layer]
+            places = [i for i, (number, _) in enumerate(self.heads) if number == layer]
             heads = torch.tensor([self.heads[i][1] for i in places], device=self.up.device)
             for p, name in enumerate(self.on):
                 down = self.down.new_zeros(self.config.heads, *self.down.shape[2:])
@@ -102,13 +102,13 @@ def head_masks(config: TowerConfig, hidden: Mapping[Head, Tensor]) -> Edit:
     """
     layers: dict[int, Tensor] = {}
     for layer, head in config.check_heads(hidden):
-        own = hidden[layer, head]
-        if own.ndim != 2 or own.dtype != torch.bool or bool(own.all(dim=1).any()):
+        pairs = hidden[layer, head]  # bool [N, N]
+        if pairs.ndim != 2 or pairs.dtype != torch.bool or bool(pairs.all(dim=1).any()):
             raise UsageError(f"the mask of head {head} in layer {layer} must be bool [N, N], no row all true")
-        full = layers.setdefault(layer, torch.zeros(config.heads, *own.shape, device=own.device))
-        if full.shape[1:] != own.shape:
+        full = layers.setdefault(layer, torch.zeros(config.heads, *pairs.shape, device=pairs.device))
+        if full.shape[1:] != pairs.shape:
             raise UsageError(f"the masks of layer {layer} differ in size")
-        full[head].masked_fill_(own.to(full.device), float("-inf"))
+        full[head].masked_fill_(pairs.to(full.device), float("-inf"))
     return Edit({layer: LayerEdit(mask=mask) for layer, mask in layers.items()})
 
 

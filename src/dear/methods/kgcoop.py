@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Frozen, Loss, Method, distance, scores, unit
+from dear.methods.base import Method
 from dear.methods.coop import CoOp, CoOpConfig
+from dear.methods.frozen import Frozen, Loss
 from dear.methods.options import NotNegative
+from dear.methods.tensors import distance, scores, unit
 
 
 @dataclass(frozen=True)

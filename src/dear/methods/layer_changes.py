@@ -90,8 +90,8 @@ class LayerChanges:
         if to_projection is not None:
             projection = projection + to_projection
         features = normed @ projection.to(normed.dtype)
-        own = self.tower(method.clip).proj_bias
-        features = features if own is None else features + own.to(normed.dtype)
+        proj_bias = self.tower(method.clip).proj_bias
+        features = features if proj_bias is None else features + proj_bias.to(normed.dtype)
         return method.clip.visual.correct(features) if image else features
 
     def texts(self, method: Method, first: int = 1, chosen: Tensor | None = None) -> Tensor:
@@ -100,7 +100,7 @@ class LayerChanges:
         if chosen is not None:
             x, end = x[chosen], end[chosen]
         x = method.clip.text.run(x, first=first, edit=self.edit(method), read=end[:, None])
-        return self.project(method, Rows(x))[:, 0]
+        return method.prompts.shifted(self.project(method, Rows(x))[:, 0], chosen)
 
     def images(self, method: Method, prefix: Tensor, first: int = 1) -> Tensor:
         """Image features [B, E] from the input of layer `first`, [B, N, D]."""

@@ -17,10 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Batches, Frozen, Method
+from dear.methods.base import Method
 from dear.methods.focus import FeatureReader, FocusConfig, training_features
+from dear.methods.frozen import Batches, Frozen
 from dear.methods.logistic import choose_strength, fit_logistic
 from dear.methods.options import Positive
+from dear.methods.tensors import unit
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,15 @@ class LinearProbe(Method):
 
     name, title = "linear-probe", "Linear probe"
     about = "a linear classifier on frozen features; seconds, trained classes only"
-    Config, can_focus = LinearProbeConfig, True
+    quick = True
+    Config, can_focus, several_labels = LinearProbeConfig, True, True
     config: LinearProbeConfig
     weight: Tensor
     bias: Tensor
     strength: Tensor  #: C, as it was chosen
 
     def build(self, generator: torch.Generator) -> None:
-        self.reader = FeatureReader(self.clip, self.config)
+        self.reader = FeatureReader(self)
         count, kind = len(self.classes), torch.promote_types(self.clip.dtype, torch.float32)
         for name, shape in (("weight", (count, self.reader.width)), ("bias", (count,)), ("strength", ())):
             self.register_buffer(name, torch.zeros(shape, dtype=kind, device=self.clip.device))
@@ -68,6 +71,6 @@ class LinearProbe(Method):
         return self.clip.logit_scale * images.to(self.weight.dtype) @ self.prompts.frozen.T
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
-        logits = F.linear(self.reader(frozen[0]).to(self.weight.dtype), self.weight, self.bias)
-        offset = self._offset(self.reader.image(frozen[0]))
+        logits = F.linear(self.reader(frozen).to(self.weight.dtype), self.weight, self.bias)
+        offset = self._offset(unit(frozen.x))
         return {"default": logits if offset is None else logits + offset}

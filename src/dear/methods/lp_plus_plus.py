@@ -24,9 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Batches, Frozen, Method
+from dear.methods.base import Method
 from dear.methods.focus import FeatureReader, FocusConfig, training_features
+from dear.methods.frozen import Batches, Frozen
 from dear.methods.options import Count, Positive
+from dear.methods.tensors import indicators, unit
 
 _ALPHA_EVERY = 10  # steps between two moves of alpha
 _ALPHA_SCALE = 250.0  # the authors' bound on the scale of the text part
@@ -46,21 +48,26 @@ def fit(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """W [C, W], b [C] and alpha [C] from unit features [n, W], cosines with texts [n, C] and labels [n].
 
-    w starts as if there were `images` per class; None: as many as there are.
+    w starts as if there were `images` per class; None: as many as there are. With rows [n, C] of several
+    labels each class has a sigmoid: w starts at 0, and b at how often the class occurs.
     """
     count, classes = cosines.shape
-    truth = F.one_hot(labels, classes).to(features.dtype)  # [n, C]
+    truth = indicators(labels, classes).to(features.dtype)  # [n, C]
     weight, bias = truth.T @ features, features.new_zeros(classes)
     if images is not None:
         weight = weight * (images * classes / count)
     per_class = (truth * cosines).sum(0) / truth.sum(0).clamp(min=1)
     alpha = (_ALPHA_SCALE * per_class[truth.sum(0) > 0].mean()).expand(classes).clone()
+    if labels.ndim == 2:
+        shares = truth.mean(0).clamp(1 / (2 * count), 1 - 1 / (2 * count))
+        weight, bias = torch.zeros_like(weight), (shares / (1 - shares)).log() - alpha * cosines.mean(0)
     step = 4 * count / torch.linalg.eigvalsh(features.T @ features)[-1]
     alpha_step = count / (4 * cosines.square().sum(0).max())
     speed_w, speed_b = torch.zeros_like(weight), torch.zeros_like(bias)
     for number in range(1, steps + 1):
         logits = features @ weight.T + bias + alpha * cosines
-        gradient = (logits.softmax(-1) - truth) / count  # of the mean cross-entropy to the logits
+        answers = logits.sigmoid() if labels.ndim == 2 else logits.softmax(-1)
+        gradient = (answers - truth) / count  # of the mean cross-entropy to the logits
         speed_w = _MOMENTUM * speed_w + gradient.T @ features
         speed_b = _MOMENTUM * speed_b + gradient.sum(0)
         weight, bias = weight - step * speed_w, bias - step * speed_b
@@ -74,7 +81,8 @@ class LPPlusPlus(Method):
 
     name, title = "lp-plus-plus", "LP++"
     about = "a linear classifier blended with the prompts; seconds, trained classes only"
-    Config, can_focus = LPPlusPlusConfig, True
+    quick = True
+    Config, can_focus, several_labels = LPPlusPlusConfig, True, True
     own_view_options = {"views": 0}
     config: LPPlusPlusConfig
     weight: Tensor
@@ -85,7 +93,7 @@ class LPPlusPlus(Method):
     def build(self, generator: torch.Generator) -> None:
         """w, b and alpha; until `prepare` they give zero-shot CLIP's logits."""
         text = self.prompts.frozen
-        self.reader = FeatureReader(self.clip, self.config)
+        self.reader = FeatureReader(self)
         self.register_buffer("weight", text.new_zeros(len(text), self.reader.width))
         self.register_buffer("bias", text.new_zeros(len(text)))
         self.register_buffer("alpha", text.new_full((len(text),), self.clip.logit_scale))
@@ -97,13 +105,13 @@ class LPPlusPlus(Method):
         cosines = images.to(kind) @ self.prompts.frozen.to(kind).T
         per_class = self.config.images or len(labels) / len(self.classes)
         self.per_class = self.per_class.new_tensor(per_class)
-        found = fit(features.to(kind), cosines, labels, self.config.steps, per_class)
-        self.weight, self.bias, self.alpha = (tensor.to(self.weight.dtype) for tensor in found)
+        fitted = fit(features.to(kind), cosines, labels, self.config.steps, per_class)
+        self.weight, self.bias, self.alpha = (tensor.to(self.weight.dtype) for tensor in fitted)
 
     def settled_config(self) -> LPPlusPlusConfig:
         return replace(self.config, images=float(self.per_class) or None)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         kind = self.weight.dtype
-        text = self.reader.image(frozen[0]).to(kind) @ (self.alpha[:, None] * self.prompts.frozen).T
-        return {"default": F.linear(self.reader(frozen[0]).to(kind), self.weight, self.bias) + text}
+        text = unit(frozen.x).to(kind) @ (self.alpha[:, None] * self.prompts.frozen).T
+        return {"default": F.linear(self.reader(frozen).to(kind), self.weight, self.bias) + text}

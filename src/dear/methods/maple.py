@@ -15,17 +15,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dear.methods.base import Frozen, Method, linear
+from dear.methods.base import Method
 from dear.methods.deep import depth_of, prompted_images
+from dear.methods.frozen import Frozen
 from dear.methods.options import Count, Options
 from dear.methods.prompts import WORDS, ContextPrompts
+from dear.methods.tensors import linear
 
 
 @dataclass(frozen=True)
 class MaPLeConfig(Options):
     context: Count = 2  #: vectors per layer
     words: str = WORDS  #: the prompt's first words, of which `context` are replaced; empty: random start
-    depth: int | None = None  #: J, layers with vectors of their own; None: three quarters (9 of 12)
+    depth: int | None = None  #: J, layers with learned vectors; None: three quarters (9 of 12)
 
 
 class MaPLe(Method):
@@ -52,4 +54,4 @@ class MaPLe(Method):
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         tokens = torch.einsum("jtw,jdw->jtd", self.vectors, self.couple) + self.couple_bias[:, None]
-        return prompted_images(self.clip, frozen[0], tokens)  # [J, T, D]
+        return prompted_images(self.clip, frozen.x, tokens)  # [J, T, D]

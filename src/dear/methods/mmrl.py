@@ -1,8 +1,8 @@
 """MMRL: a space of representation tokens that both towers read (Guo, Gu, CVPR 2025).
 
 K tokens R [K, d_r] are learned; for every layer i from J on, linear maps give the tokens of both towers,
-`R_i^v = R W_i^v + b_i^v`, `R_i^t = R W_i^t + b_i^t`. They stand beside the patches, and between BOT and the
-words, and are put in fresh at each of those layers. An image has two features: `f_c` of the class token under
+`R_i^v = R W_i^v + b_i^v`, `R_i^t = R W_i^t + b_i^t`. They are inserted after the patches, and between BOT and
+the words, and replaced at each of those layers. An image has two features: `f_c` of the class token under
 CLIP's projection, and `f_r` of the representation tokens' mean under a learned one.
 
 Loss: `alpha CE(f_c) + (1 - alpha) CE(f_r) + lambda (1 - cos(f_c, f_c frozen) + 1 - cos(w, w frozen))`.
@@ -23,9 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.edit import Edit, LayerEdit
-from dear.methods.base import Frozen, Loss, Method, distance, linear, normal, scores, unit
+from dear.methods.base import Method
 from dear.methods.deep import depth_of
+from dear.methods.frozen import Frozen, Loss
 from dear.methods.options import AtLeastOne, NotNegative, Options, Share
+from dear.methods.tensors import distance, linear, normal, scores, unit
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,8 @@ class MMRL(Method):
     def _edit(self, tower: str, first: int, at: int | None = None) -> Edit:
         tokens = self.fresh_tokens(tower)
         layers = {
-            layer: LayerEdit(tokens=own, token_weight=self.token_weight)
-            for layer, own in enumerate(tokens, start=first)
+            layer: LayerEdit(tokens=part, token_weight=self.token_weight)
+            for layer, part in enumerate(tokens, start=first)
         }
         return Edit(layers, count=tokens.shape[1], at=at)
 
@@ -95,21 +97,22 @@ class MMRL(Method):
     def features(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """f_c and f_r, [B, E] each, from what the layers before J give, [B, N, D]."""
         visual = self.clip.visual
-        own, last = visual.class_and_tokens(prefix, self.cut, self._edit("image", self.cut))
-        f_c = visual.correct(visual.into_space(own))
+        vector, last = visual.class_and_tokens(prefix, self.cut, self._edit("image", self.cut))
+        f_c = visual.correct(visual.project_pooled(vector))
         return f_c, self.project_mean(visual.correct_pooled(last.mean(dim=1)))
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         alpha = self.config.alpha
-        f_c, f_r = self.features(frozen[0])
+        f_c, f_r = self.features(frozen.x)
         texts = self.cached("texts", self.texts)
-        own = scores(self.clip, f_c, texts)
-        fused = alpha * own + (1 - alpha) * scores(self.clip, f_r, texts)
-        return {"auto": self.by_training(fused, own), "fused": fused, "decoupled": own}
+        by_class = scores(self.clip, f_c, texts)
+        fused = alpha * by_class + (1 - alpha) * scores(self.clip, f_r, texts)
+        return {"auto": self.by_training(fused, by_class), "fused": fused, "decoupled": by_class}
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        alpha, f_frozen = self.config.alpha, frozen[1]
-        f_c, f_r = self.features(frozen[0])
+        alpha, f_frozen = self.config.alpha, frozen.feature
+        assert f_frozen is not None
+        f_c, f_r = self.features(frozen.x)
         texts = self.texts()
         parts = {
             "ce": F.cross_entropy(scores(self.clip, f_c, texts), labels),

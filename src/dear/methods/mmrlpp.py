@@ -1,6 +1,6 @@
 """MMRL++: MMRL with fewer parameters and progressive tokens (Guo, Gu, arXiv 2505.10088, IJCV 2026).
 
-Shared-residual representation aligner: all layers share one map and add a low-rank residual of their own,
+Shared-residual representation aligner: all layers share one map and add a low-rank residual per layer,
 `W_i = W + A_i B_i` (rank 4, B = 0 at the start), with a bias per layer; the projection of the tokens' feature
 is `P_v + A B` (rank 64). Progressive representation composition: from the second layer on a token's input is
 `beta R_i + (1 - beta) (what the layer before made of it)`. Loss and inference are MMRL's.
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dear.methods.base import uniform
 from dear.methods.mmrl import MMRL, MMRLConfig
 from dear.methods.options import AtLeastOne, Share
+from dear.methods.tensors import uniform
 
 
 @dataclass(frozen=True)
@@ -62,4 +62,4 @@ class MMRLpp(MMRL):
 
     def project_mean(self, mean: Tensor) -> Tensor:
         change = mean.to(self.proj_a.dtype) @ self.proj_a @ self.proj_b
-        return self.clip.visual.into_space(mean) + change
+        return self.clip.visual.project_pooled(mean) + change

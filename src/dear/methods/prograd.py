@@ -21,9 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Frozen, Loss, scores
 from dear.methods.coop import CoOp, CoOpConfig
+from dear.methods.frozen import Frozen, Loss
 from dear.methods.options import Count, NotNegative, Positive
+from dear.methods.tensors import scores
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class ProGradConfig(CoOpConfig):
 
 @dataclass(frozen=True)
 class TwoLosses(Loss):
-    """The loss of the task, and beside it the loss of forgetting."""
+    """The loss of the task, and the loss of forgetting."""
 
     general: Tensor  #: scalar, with its graph
 
@@ -51,7 +52,7 @@ class ProGrad(CoOp):
     config: ProGradConfig
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> TwoLosses:
-        images, soft = frozen[0], self.config.temperature
+        images, soft = frozen.x, self.config.temperature
         logits = scores(self.clip, images, self.texts())
         teacher = scores(self.clip, images, self.prompts.frozen)
         ce = F.cross_entropy(logits, labels)

@@ -19,12 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Batches, Frozen, Method
+from dear.methods.base import Method
 from dear.methods.focus import FeatureReader, FocusConfig, training_features
+from dear.methods.frozen import Batches, Frozen
 from dear.methods.options import Count, Positive
+from dear.methods.tensors import indicators, unit
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class ProKeR(Method):
 
     name, title = "proker", "ProKeR"
     about = "compares with stored training images by kernel regression; seconds, trained classes only"
-    Config, can_focus = ProKeRConfig, True
+    quick = True
+    Config, can_focus, several_labels = ProKeRConfig, True, True
     own_view_options = {"views": 0}
     config: ProKeRConfig
     keys: Tensor
@@ -47,7 +49,7 @@ class ProKeR(Method):
 
     def build(self, generator: torch.Generator) -> None:
         """Training features [n, E] and coefficients [n, C], empty until `prepare`."""
-        self.reader = FeatureReader(self.clip, self.config)
+        self.reader = FeatureReader(self)
         self.register_buffer("keys", self.prompts.frozen.new_zeros(0, self.reader.width))
         self.register_buffer("coefficients", self.prompts.frozen.new_zeros(0, len(self.classes)))
 
@@ -58,9 +60,9 @@ class ProKeR(Method):
     @torch.no_grad()
     def prepare(self, batches: Batches) -> None:
         """Solve for the coefficients, in float64: the kernel matrix is nearly singular."""
-        found = training_features(self.clip, self.reader, batches, self.config.views, mean=True)
-        keys, images, labels = found[0].double(), found[1].double(), found[2]
-        rest = F.one_hot(labels, len(self.classes)) - images @ self.prompts.frozen.double().T
+        parts = training_features(self.clip, self.reader, batches, self.config.views, mean=True)
+        keys, images, labels = parts[0].double(), parts[1].double(), parts[2]
+        rest = indicators(labels, len(self.classes)) - images @ self.prompts.frozen.double().T
         ridge = self.config.ridge * torch.eye(len(keys), dtype=keys.dtype, device=keys.device)
         solved = torch.linalg.solve(self.kernel(keys, keys) + ridge, rest)
         kind = self.prompts.frozen.dtype
@@ -72,6 +74,6 @@ class ProKeR(Method):
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         kind = self.keys.dtype
-        zero_shot = self.reader.image(frozen[0]).to(kind) @ self.prompts.frozen.T
-        answer = zero_shot + self.kernel(self.reader(frozen[0]).to(kind), self.keys) @ self.coefficients
+        zero_shot = unit(frozen.x).to(kind) @ self.prompts.frozen.T
+        answer = zero_shot + self.kernel(self.reader(frozen).to(kind), self.keys) @ self.coefficients
         return {"default": self.clip.logit_scale * answer}

@@ -23,7 +23,8 @@ from torch import Tensor
 from dear.clip.correction import Correction
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Batches, Frozen, Loss, Method
+from dear.methods.base import Method
+from dear.methods.frozen import Batches, Frozen, Loss
 from dear.methods.headtools import fold
 from dear.methods.options import NotNegative, Options
 
@@ -38,6 +39,7 @@ class ProLIP(Method):
 
     name, title = "prolip", "ProLIP"
     about = "only the projection of the image tower, kept close to the frozen one; fast"
+    quick = True
     cut = "pooled"
     recipe = {
         "epochs": 300, "batch": 4096, "lr": 1e-5, "weight_decay": 0.0, "warmup_epochs": 0, "views": 10,
@@ -64,12 +66,12 @@ class ProLIP(Method):
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         visual = self.clip.visual
-        features = visual.correct_pooled(frozen[0].to(self.projection.dtype)) @ self.projection
+        features = visual.correct_pooled(frozen.x.to(self.projection.dtype)) @ self.projection
         return features if visual.proj_bias is None else features + visual.proj_bias.to(features.dtype)
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         ce = F.cross_entropy(self.logits_from_frozen(frozen)[self.modes[0]], labels)
-        distance = (self.projection - self.clip.visual.space_matrix()).square().sum()
+        distance = (self.projection - self.clip.visual.projection_matrix()).square().sum()
         return Loss(ce + self.penalty * distance, {"ce": ce.detach(), "distance": distance.detach()})
 
     def facts(self) -> dict[str, Any]:
@@ -80,8 +82,8 @@ class ProLIP(Method):
         correction = self.clip.visual.correction
         plain = fold(self.clip.corrected(None))
         if correction is None:
-            plain.visual.space_matrix().copy_(self.projection)
+            plain.visual.projection_matrix().copy_(self.projection)
             return plain
-        plain.visual.space_matrix().copy_(correction.pooled_matrix @ self.projection)
+        plain.visual.projection_matrix().copy_(correction.pooled_matrix @ self.projection)
         bias = correction.pooled_bias @ self.projection
         return plain.corrected(Correction(torch.eye(len(bias)), bias, correction.heads)).folded()

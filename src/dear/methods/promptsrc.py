@@ -1,7 +1,7 @@
 """PromptSRC: prompts of both towers that regulate themselves (Khattak et al., ICCV 2023).
 
 Independent deep prompts in the text tower (the first starts at "a photo of a") and in the image tower. Three
-constraints beside the cross-entropy:
+constraints in addition to the cross-entropy:
 1. agreement with the frozen model: `25 L1(w, w_frozen) + 10 L1(f, f_frozen) + KL(p_frozen || p)`, L1 the mean
    absolute difference of unit features, KL summed over classes and divided by B·C as in the authors' code;
 2. Gaussian prompt aggregation: the result is `sum_e g_e P_e` over the epochs' prompts, g a normalized
@@ -9,7 +9,7 @@ constraints beside the cross-entropy:
 3. textual diversity: w_frozen is the mean feature over 60 templates.
 
 Departures: one Gaussian for all tasks, in shares of the epochs (the authors set it per dataset: 15 and 1 of
-20, 30 and 30 of 50 and so on); 60 templates of our own; last epoch's aggregate, never the best epoch.
+20, 30 and 30 of 50 and so on); 60 templates of this package; last epoch's aggregate, never the best epoch.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Frozen, Loss, Method, normal, scores, unit
+from dear.methods.base import Method
 from dear.methods.deep import depth_of, prompted_images
+from dear.methods.frozen import Frozen, Loss
 from dear.methods.options import Count, NotNegative, Options, Positive, Share
 from dear.methods.prompts import WORDS, ContextPrompts
+from dear.methods.tensors import normal, scores, unit
 from dear.utils.text import fill_template
 
 # Sixty prompt templates of different wording, over which frozen text features are averaged.
@@ -53,7 +55,7 @@ class PromptSRCConfig(Options):
     context: Count = 4  #: text vectors per layer
     tokens: Count = 4  #: image tokens per layer
     words: str = WORDS  #: where the first text vectors start; empty: random
-    depth: int | None = None  #: layers with vectors of their own; None: three quarters (9 of 12)
+    depth: int | None = None  #: layers with learned vectors; None: three quarters (9 of 12)
     text_weight: NotNegative = 25.0
     image_weight: NotNegative = 10.0
     logits_weight: NotNegative = 1.0
@@ -74,7 +76,7 @@ class PromptSRC(Method):
     config: PromptSRCConfig
 
     def build(self, generator: torch.Generator) -> None:
-        """Text vectors [J, M, D_text], image tokens [J, T, D]; beside them their sums over epochs."""
+        """Text vectors [J, M, D_text], image tokens [J, T, D], and their sums over epochs."""
         config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
         depth, text_depth = (depth_of(config.depth, tower.layers) for tower in (vision, text))
         self.context = ContextPrompts(self.prompts, config.context, config.words)
@@ -88,12 +90,12 @@ class PromptSRC(Method):
         return self.context.features(self.clip, dict(enumerate(self.vectors, start=1)))
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        return prompted_images(self.clip, frozen[0], self.tokens)
+        return prompted_images(self.clip, frozen.x, self.tokens)
 
     def teacher(self) -> Tensor:
-        """Unit mean feature of each class over the templates, [C, E]; given ids have no words: their own."""
+        """Unit mean feature of each class over the templates, [C, E]; with token ids or texts, over those."""
         if self._teacher is None:
-            if self.prompts.given is not None or not self.config.templates:
+            if self.prompts.token_ids is not None or self.prompts.several or not self.config.templates:
                 self._teacher = self.prompts.frozen
             else:
                 ways = [[fill_template(t, name) for name in self.classes] for t in self.config.templates]
@@ -102,14 +104,15 @@ class PromptSRC(Method):
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         config, images, texts = self.config, unit(self.images_from_frozen(frozen)), unit(self.texts())
-        teacher = self.teacher()
+        teacher, feature = self.teacher(), frozen.feature
+        assert feature is not None
         logits = scores(self.clip, images, texts)
-        expected = scores(self.clip, frozen[1], teacher).log_softmax(dim=-1)
+        expected = scores(self.clip, feature, teacher).log_softmax(dim=-1)
         divergence = F.kl_div(logits.log_softmax(dim=-1), expected, reduction="sum", log_target=True)
         parts = {
             "ce": F.cross_entropy(logits, labels),
             "text": F.l1_loss(texts, teacher),
-            "image": F.l1_loss(images, frozen[1]),
+            "image": F.l1_loss(images, feature),
             "logits": divergence / logits.numel(),
         }
         total = parts["ce"] + config.text_weight * parts["text"] + config.image_weight * parts["image"]

@@ -1,6 +1,6 @@
 """Attention head purification for domain generalization (Wang, Kang, arXiv 2412.07226).
 
-Task level: head-aware LoRA on q and v of the image tower, each head with a pair of its own, `dW_h = B_h A_h`;
+Task level: head-aware LoRA on q and v of the image tower, a pair of matrices per head, `dW_h = B_h A_h`;
 rank 8 in the last two layers, 2 before. Domain level: one scalar per head and layer; `gate = H softmax
 (scalars)` over a layer's heads multiplies the heads' outputs. `Loss = CE + w MMD`, the MMD between the source
 domains' class-token features of every layer, mean over pairs; its gradient reaches the gates only. Afterwards
@@ -27,9 +27,11 @@ from torch import Tensor, nn
 from dear.clip.edit import Edit, LayerEdit, LowRank, Record
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Frozen, Loss, Method, scores, uniform
+from dear.methods.base import Method
+from dear.methods.frozen import Frozen, Loss
 from dear.methods.headtools import fold
 from dear.methods.options import AtLeastOne, NotNegative, Options, Positive, Preset
+from dear.methods.tensors import scores, uniform
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # kernels around the median distance
 _ENLARGE = 1024.0  # small MMD gradients survive 16-bit matrices
@@ -120,7 +122,7 @@ class Purify(Method):
         return LowRank(self.pairs[f"{name}_down"], self.pairs[f"{name}_up"]) if self.pairs else None
 
     def images_from_frozen(self, frozen: Frozen, record: Record | None = None) -> Tensor:
-        return self.clip.visual.features_from(frozen[0], edit=self.edit(), record=record)
+        return self.clip.visual.features_from(frozen.x, edit=self.edit(), record=record)
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         record, config = Record(), self.config
@@ -190,7 +192,7 @@ def mmd(x: Tensor, domains: Tensor, bandwidths: Sequence[float] | None = None) -
     belongs = F.one_hot(place, len(present)).to(x.dtype)
     share = belongs / belongs.sum(dim=0)  # [n, G]: columns are means over a domain
     mean = share.T @ kernels(x.transpose(0, 1), bandwidths) @ share  # [L, G, G]
-    own = mean.diagonal(dim1=1, dim2=2)
-    gaps = own[:, :, None] + own[:, None] - 2 * mean  # [L, G, G], zero on the diagonal
+    within = mean.diagonal(dim1=1, dim2=2)  # [L, G]
+    gaps = within[:, :, None] + within[:, None] - 2 * mean  # [L, G, G], zero on the diagonal
     pairs = len(present) * (len(present) - 1)
     return gaps.sum(dim=(1, 2)).mean() / pairs

@@ -1,6 +1,6 @@
 """RPO: prompts that read and are never read (Lee, Song, Suh, Choi, Lee, Kim, ICCV 2023).
 
-K learned tokens stand behind the patches, K behind EOT. Masks hide them from every query, each other and
+K learned tokens follow the patches, K follow EOT. Masks hide them from every query, each other and
 themselves included: they read the frozen model's states and change none, so CLIP's own features stay exactly
 as they were. `logits = 1/K sum_k tau cos(v_k, t_k)` over pairs of the prompts' last states. Prompts start at
 the class token's and EOT's embeddings plus 0.1 times a random unit vector. K = 24.
@@ -19,8 +19,10 @@ from torch import Tensor
 
 from dear.clip.edit import BlockMask, Edit, LayerEdit
 from dear.clip.model import Clip
-from dear.methods.base import Frozen, Method, normal, unit
+from dear.methods.base import Method
+from dear.methods.frozen import Frozen
 from dear.methods.options import AtLeastOne, NotNegative, Options
+from dear.methods.tensors import normal, unit
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class RPO(Method):
         """Last states of the image prompts, projected, [B, K, E], for embedded patches [B, N, D]."""
         visual = self.clip.visual
         read = torch.arange(x.shape[1], x.shape[1] + len(self.image), device=x.device)
-        edit = edit_of(self.clip.config.vision.layers, visual.before(self.image), self.mask)
+        edit = edit_of(self.clip.config.vision.layers, visual.norm_input(self.image), self.mask)
         return visual.project(visual.final_rows(x, edit=edit, read=read))
 
     def _texts(self) -> Tensor:
@@ -73,17 +75,18 @@ class RPO(Method):
         tower, count = self.clip.text, len(self.text)
         x = tower.embed(self.prompts.ids)
         edit = edit_of(self.clip.config.text.layers, self.text, self._text_mask(x))
-        return tower.project(tower.run(x, edit=edit)[:, -count:])
+        texts = tower.project(tower.run(x, edit=edit)[:, -count:])
+        return self.prompts.shifted(texts.transpose(0, 1)).transpose(0, 1)
 
     def _text_mask(self, x: Tensor) -> Tensor:
-        """Hides the prompts and the padding behind a class's EOT from every query, [C, 1, T + K, T + K]."""
+        """Hides the prompts and the padding after a class's EOT from every query, [C, 1, T + K, T + K]."""
         length = x.shape[1] + len(self.text)
         hidden = torch.arange(length, device=x.device) > self.prompts.eot[:, None]  # [C, T + K]
         mask = torch.zeros(hidden.shape, dtype=x.dtype, device=x.device).masked_fill(hidden, float("-inf"))
         return mask[:, None, None].expand(-1, -1, length, -1)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
-        images, texts = unit(self._images(frozen[0])), unit(self.cached("texts", self._texts))
+        images, texts = unit(self._images(frozen.x)), unit(self.cached("texts", self._texts))
         scale = self.clip.logit_scale / self.config.prompts
         return {"default": scale * torch.einsum("bke,cke->bc", images, texts)}
 

@@ -24,9 +24,11 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Frozen, Loss, Method, scores, unit
+from dear.methods.base import Method
+from dear.methods.frozen import Frozen, Loss
 from dear.methods.layer_changes import LayerChanges, fold_changes
 from dear.methods.options import AtLeastOne, Options, Positive
+from dear.methods.tensors import scores, unit
 
 _TAIL_END = 5.0  # the exponential is read from 0 to here over the later ranks
 
@@ -41,9 +43,9 @@ class SkipTuningConfig(Options):
     tail: Positive = 0.3  #: scale of the exponential by which later ranks take part
 
 
-def _first(given: int | None, layers: int, option: str) -> int:
+def _first(number: int | None, layers: int, option: str) -> int:
     """The first trained layer."""
-    frozen = layers // 2 if given is None else given
+    frozen = layers // 2 if number is None else number
     if not 0 <= frozen < layers:
         raise UsageError(f"{option} must be from 0 to {layers - 1} (the tower has {layers}), got {frozen}")
     return frozen + 1
@@ -79,11 +81,11 @@ class SkipTuning(Method):
         sure = min(math.ceil(self.config.class_share * count), self.config.most_classes)
         falling = torch.exp(-torch.linspace(0, _TAIL_END, count - sure) / self.config.tail)
         low, high = (float(falling.min()), float(falling.max())) if count - sure > 1 else (0.0, 1.0)
-        taken = torch.rand(count - sure, generator=generator) < (falling - low) / (high - low)
-        return torch.cat([torch.arange(sure), sure + taken.nonzero()[:, 0]])
+        selected = torch.rand(count - sure, generator=generator) < (falling - low) / (high - low)
+        return torch.cat([torch.arange(sure), sure + selected.nonzero()[:, 0]])
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        return self.image_changes.images(self, frozen[0], self.cut)
+        return self.image_changes.images(self, frozen.x, self.cut)
 
     def texts(self) -> Tensor:
         return self.text_changes.texts(self, self.text_first)

@@ -1,11 +1,11 @@
 """TCP: class-aware prompt vectors (Yao, Zhang, Xu, CVPR 2024).
 
 A shared context as in CoOp, and "textual knowledge embedding": a small net maps each class's frozen text
-feature to M vectors of its own, `T_c = Linear(E/4, M D)(QuickGELU(Linear(E, E/4)(w_c)))`, which replace the
+feature to M vectors, `T_c = Linear(E/4, M D)(QuickGELU(Linear(E, E/4)(w_c)))`, which replace the
 context in the middle of the text tower (layer 9 of 12). Loss: `CE + 8 (1 - cos(learned, frozen text
 features))`.
 
-Context 4, batch 32, lr 0.002, 50 epochs; behind the class name stands the end of the task's template.
+Context 4, batch 32, lr 0.002, 50 epochs; the end of the task's template follows the class name.
 
 Departures: AdamW where the authors use Adam with a large epsilon against float16; the context starts at
 "a photo of a", where their configuration starts it at random; 50 epochs also where they read off the result
@@ -20,18 +20,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.methods.base import Frozen, Loss, Method, linear
+from dear.methods.base import Method
 from dear.methods.deep import depth_of
+from dear.methods.frozen import Frozen, Loss
 from dear.methods.kgcoop import knowledge_loss
 from dear.methods.options import AtLeastOne, NotNegative, Options
 from dear.methods.prompts import WORDS, ContextPrompts
+from dear.methods.tensors import linear
 
 
 @dataclass(frozen=True)
 class TCPConfig(Options):
     context: AtLeastOne = 4  #: M, how many vectors
     words: str = WORDS  #: where the shared ones start; empty: random
-    layer: int | None = None  #: where the class's own vectors take over; None: after two thirds (9 of 12)
+    layer: int | None = None  #: first layer with the class's vectors; None: after two thirds (9 of 12)
     narrowing: AtLeastOne = 4  #: the net's hidden width is E divided by this
     weight: NotNegative = 8.0  #: of the distance to the frozen prompts
 
@@ -64,10 +66,10 @@ class TCP(Method):
         return F.linear(hidden, self.up, self.up_bias).view(len(hidden), self.config.context, -1)
 
     def texts(self) -> Tensor:
-        own = self._class_tokens()
+        tokens = self._class_tokens()
         if self.layer == 1:
-            return self.context.features(self.clip, {1: own})
-        return self.context.features(self.clip, {1: self.ctx, self.layer: own})
+            return self.context.features(self.clip, {1: tokens})
+        return self.context.features(self.clip, {1: self.ctx, self.layer: tokens})
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         return knowledge_loss(self, frozen, labels, self.config.weight)

@@ -50,3 +50,25 @@ def linear(generator: torch.Generator, *shape: int) -> tuple[Tensor, Tensor]:
     [[3, 4], [3]]
     """
     return uniform(generator, *shape, inputs=shape[-1]), uniform(generator, *shape[:-1], inputs=shape[-1])
+
+
+def indicators(labels: Tensor, classes: int) -> Tensor:
+    """Labels [n] as one-hot rows [n, C]; rows [n, C] of several labels as they are.
+
+    >>> indicators(torch.tensor([1, 0]), 2).tolist(), indicators(torch.tensor([[1.0, 1.0]]), 2).tolist()
+    ([[0, 1], [1, 0]], [[1.0, 1.0]])
+    """
+    return F.one_hot(labels, classes) if labels.ndim == 1 else labels
+
+
+def label_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of logits [B, C] and labels [B]; of rows [B, C] of several labels a sigmoid per class.
+
+    CLIP's logits have no zero, so that of the sigmoids is the mean logit of the batch, moved by how rare
+    labels are. Calibration sets the zero of each class afterwards.
+    """
+    if labels.ndim == 1:
+        return F.cross_entropy(logits, labels)
+    share = labels.mean().clamp(1e-3, 1 - 1e-3)
+    centered = logits - logits.detach().mean() + (share / (1 - share)).log()
+    return F.binary_cross_entropy_with_logits(centered, labels.to(centered.dtype))

@@ -6,7 +6,7 @@ Tip-Adapter-F goes on to train the keys.
 
 Departures: the authors search alpha and beta on validation images per dataset; here each training image is
 classified by the keys of the others, and the pair with the most right answers is used. Their code keeps
-Tip-Adapter-F's best epoch on test data, where ours keeps the last. The cache holds no novel classes, so both
+Tip-Adapter-F's best epoch on test data, where ours keeps the last. The cache has no novel classes, so both
 refuse to name any.
 """
 
@@ -20,9 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dear.methods.base import Batches, Frozen, Method, scores
+from dear.methods.base import Method
 from dear.methods.focus import FeatureReader, FocusConfig, training_features
+from dear.methods.frozen import Batches, Frozen
 from dear.methods.options import Count, NotNegative
+from dear.methods.tensors import indicators, scores, unit
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class TipAdapterConfig(FocusConfig):
 
 #: What is tried: alpha, as a multiple of CLIP's temperature, and beta.
 ALPHAS, BETAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0), (1.0, 2.0, 3.5, 5.5, 8.0, 12.0, 20.0)
+#: Of several labels: a class votes as if it had this many images. Its logits then do not grow with their
+#: number, so that thresholds found on parts of the images hold for all.
+VOTES = 16.0
 ONE_IMAGE = (1.0, 1.0)  #: the same where no class has a second image, from which one could choose
 
 
@@ -44,8 +49,9 @@ class TipAdapter(Method):
 
     name, title = "tip-adapter", "Tip-Adapter"
     about = "compares with stored training images; nothing is trained, trained classes only"
+    quick = True
     open_classes = False  # the cached labels number the classes
-    Config, can_focus = TipAdapterConfig, True
+    Config, can_focus, several_labels = TipAdapterConfig, True, True
     own_view_options = {"views": 0}
     config: TipAdapterConfig
     keys: Tensor
@@ -54,10 +60,11 @@ class TipAdapter(Method):
     beta: Tensor  #: as it was chosen, []
 
     def build(self, generator: torch.Generator) -> None:
-        """One key [n, W] and one label [n] per training image; none until `prepare`."""
-        self.reader = FeatureReader(self.clip, self.config)
+        """One key [n, W] and one label [n], or row [n, C], per training image; none until `prepare`."""
+        self.reader = FeatureReader(self)
         self.register_buffer("keys", self.prompts.frozen.new_zeros(0, self.reader.width))
-        self.register_buffer("labels", torch.zeros(0, dtype=torch.long, device=self.clip.device))
+        shape = (0, len(self.classes)) if self.several else (0,)
+        self.register_buffer("labels", torch.zeros(shape, dtype=torch.long, device=self.clip.device))
         for name in ("alpha", "beta"):
             self.register_buffer(name, self.prompts.frozen.new_tensor(getattr(self.config, name) or 0.0))
 
@@ -66,9 +73,10 @@ class TipAdapter(Method):
 
     def _fill(self, batches: Batches) -> Tensor:
         """The keys [n, W]; sets labels, alpha and beta."""
-        keys, images, self.labels = training_features(
+        keys, images, labels = training_features(
             self.clip, self.reader, batches, self.config.views, mean=True
         )
+        self.labels = labels.long()
         zero_shot = scores(self.clip, images, self.prompts.frozen)
         alpha, beta = choose_votes(keys, self.labels, zero_shot, self.clip.logit_scale, self.config)
         self.alpha, self.beta = self.alpha.new_tensor(alpha), self.beta.new_tensor(beta)
@@ -85,16 +93,20 @@ class TipAdapter(Method):
     def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
         if not {"keys", "labels"} <= set(state):  # loading says what is missing
             return {}
-        images = state["labels"].numel()
-        return {"keys": (images, self.keys.shape[1]), "labels": (images,)}
+        images = len(state["labels"]) if state["labels"].ndim else 0
+        return {"keys": (images, self.keys.shape[1]), "labels": (images, *self.labels.shape[1:])}
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         keys, labels = self.keys, self.labels
-        read = self.reader(frozen[0])
+        read = self.reader(frozen)
         near = torch.exp(-self.beta * (1 - read.to(keys.dtype) @ keys.T))  # [B, n]
-        values = labels[:, None] == torch.arange(len(self.classes), device=labels.device)  # one-hot, [n, C]
+        values = labels * vote_weights(labels) if labels.ndim == 2 else labels
+        if labels.ndim == 1:
+            values = labels[:, None] == torch.arange(
+                len(self.classes), device=labels.device
+            )  # one-hot, [n, C]
         votes = near @ values.to(near.dtype)  # [B, C]
-        zero_shot = scores(self.clip, self.reader.image(frozen[0]), self.prompts.frozen)
+        zero_shot = scores(self.clip, unit(frozen.x), self.prompts.frozen)
         return {"default": zero_shot + self.alpha * votes}
 
 
@@ -104,6 +116,7 @@ class TipAdapterF(TipAdapter):
     name, title = "tip-adapter-f", "Tip-Adapter-F"
     about = "the same with stored features that are trained; trained classes only"
     recipe = {"epochs": 20, "batch": 256, "weight_decay": 1e-2}
+    several_labels = False
     keys: nn.Parameter
 
     def build(self, generator: torch.Generator) -> None:
@@ -112,8 +125,13 @@ class TipAdapterF(TipAdapter):
         self.keys = self.learn(torch.zeros(0, self.reader.width))
 
     def prepare(self, batches: Batches) -> None:
-        """Fill the cache; the parameter stays the same object, for the optimizer holds it."""
+        """Fill the cache in place: the optimizer refers to the parameter."""
         self.keys.data = self._fill(batches).to(self.keys.dtype)
+
+
+def vote_weights(labels: Tensor) -> Tensor:
+    """Weight [C] of the votes for each class, of rows [n, C] of several labels."""
+    return VOTES / labels.sum(dim=0).clamp(min=1)
 
 
 @torch.no_grad()
@@ -127,7 +145,7 @@ def choose_votes(
 
     Args:
         keys: of the training images, [n, W].
-        labels: [n].
+        labels: [n], or rows [n, C] of several labels, whose pair has the best mean average precision.
         zero_shot: CLIP's logits of these images, [n, C].
         temperature: CLIP's, the unit of alpha.
         config: what is not None there is used as it is.
@@ -136,13 +154,14 @@ def choose_votes(
     betas = BETAS if config.beta is None else (config.beta,)
     if len(alphas) == len(betas) == 1:
         return alphas[0], betas[0]
-    truth = F.one_hot(labels, zero_shot.shape[1]).to(keys.dtype)  # [n, C]
-    counts = truth.sum(dim=0)  # [C]
-    rows = (counts[labels] > 1).nonzero()[:, 0]
+    truth = indicators(labels, zero_shot.shape[1]).to(keys.dtype)  # [n, C]
+    counts, several = truth.sum(dim=0), labels.ndim == 2  # [C]
+    rows = torch.arange(len(labels)) if several else (counts[labels] > 1).nonzero()[:, 0]
     if not len(rows):
         alpha, beta = temperature * ONE_IMAGE[0], ONE_IMAGE[1]
         return alpha if config.alpha is None else config.alpha, beta if config.beta is None else config.beta
     scale = counts / (counts - truth[rows]).clamp(min=1)  # [rows, C]
+    scale = scale * vote_weights(labels) if several else scale
     cosines = keys[rows] @ keys.T
     best = None
     for beta in betas:
@@ -151,9 +170,24 @@ def choose_votes(
         votes = near @ truth * scale
         for alpha in alphas:
             logits = zero_shot[rows] + alpha * votes
-            right = int((logits.argmax(dim=1) == labels[rows]).sum())
-            rank = (right, -float(F.cross_entropy(logits, labels[rows])))
+            if several:
+                rank = (mean_precision(logits, truth), -alpha)
+            else:
+                right = int((logits.argmax(dim=1) == labels[rows]).sum())
+                rank = (right, -float(F.cross_entropy(logits, labels[rows])))
             if best is None or rank > best[0]:
                 best = (rank, alpha, beta)
     assert best is not None
     return best[1], best[2]
+
+
+def mean_precision(scores: Tensor, truth: Tensor) -> float:
+    """Mean over classes of the average precision of scores [n, C] for rows [n, C] of labels.
+
+    Classes that all images have, or none, are left out.
+    """
+    known = (truth > 0).any(dim=0) & (truth <= 0).any(dim=0)
+    order = scores[:, known].argsort(dim=0, descending=True)
+    hits = truth[:, known].gather(0, order)  # [n, C]
+    places = torch.arange(1, len(hits) + 1, device=hits.device)[:, None]
+    return float((hits * hits.cumsum(dim=0) / places).sum(dim=0).div(hits.sum(dim=0)).mean())

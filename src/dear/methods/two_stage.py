@@ -19,9 +19,11 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from dear.methods.base import Frozen, Method, unit
+from dear.methods.base import Method
+from dear.methods.frozen import Frozen
 from dear.methods.layer_changes import LayerChanges
 from dear.methods.options import Options
+from dear.methods.tensors import unit
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class TwoStage(Method):
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         """Features [B, E] under the trained norms; fixed in the second stage."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and int(self.stage) == 1):
-            return self.changes["image"].images(self, frozen[0])
+            return self.changes["image"].images(self, frozen.x)
 
     def texts(self) -> Tensor:
         """Features [C, E]: of the adapted text tower; after the first stage, trained classes' own rows."""

@@ -1,6 +1,6 @@
 """VPT-deep: learned tokens in the image tower (Jia, Tang, Chen, Cardie, Belongie, Hariharan, Lim, ECCV 2022).
 
-At every layer T fresh tokens stand beside the patches and replace what the layer before made of the last ones
+At every layer T learned tokens are inserted after the patches and replace the previous layer's output of them
 (`[x_i, _, E_i] = L_i([x_{i-1}, P_{i-1}, E_{i-1}])`). On CLIP the classifier is the text features of the
 task's prompts, which stay frozen.
 
@@ -16,15 +16,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dear.methods.base import Frozen, Method, normal
+from dear.methods.base import Method
 from dear.methods.deep import depth_of, prompted_images
+from dear.methods.frozen import Frozen
 from dear.methods.options import Count, Options
+from dear.methods.tensors import normal
 
 
 @dataclass(frozen=True)
 class VPTConfig(Options):
     tokens: Count = 8  #: T, tokens per layer; 0 is frozen CLIP
-    depth: int | None = None  #: layers with tokens of their own; None: all
+    depth: int | None = None  #: layers with learned tokens; None: all
 
 
 class VPT(Method):
@@ -44,4 +46,4 @@ class VPT(Method):
         self.tokens = self.learn(normal(generator, depth, self.config.tokens, vision.width))
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        return prompted_images(self.clip, frozen[0], self.tokens)
+        return prompted_images(self.clip, frozen.x, self.tokens)

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.methods.base import Frozen, Method, unit
+from dear.methods.base import Method
+from dear.methods.frozen import Frozen
 from dear.methods.options import Options
+from dear.methods.tensors import unit
 from dear.utils.text import fill_template
 
 ENSEMBLE = (
@@ -43,16 +45,19 @@ class ZeroShot(Method):
 
     name, title = "zeroshot", "CLIP"
     about = "the frozen model; nothing is trained"
-    Config = ZeroShotConfig
+    quick = True
+    Config, several_labels = ZeroShotConfig, True
     config: ZeroShotConfig
 
     def build(self, generator: torch.Generator) -> None:
-        if self.config.ensemble and self.prompts.given is not None:
+        if self.config.ensemble and self.prompts.token_ids is not None:
             raise UsageError("an ensemble of templates needs class names, not token ids")
+        if self.config.ensemble and self.prompts.several:
+            raise UsageError("several texts per class are averaged already; leave ensemble out")
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         texts = self.cached("ensemble", self._ensemble) if self.config.ensemble else self.prompts.frozen
-        return {"default": self.clip.logit_scale * unit(frozen[0]) @ texts.T}
+        return {"default": self.clip.logit_scale * unit(frozen.x) @ texts.T}
 
     def _ensemble(self) -> Tensor:
         """Unit mean over prompts of unit text features, [C, E]."""

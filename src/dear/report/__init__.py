@@ -13,7 +13,6 @@ from dear.report.figures import (
     changes,
     class_accuracy,
     confusion,
-    decision_shares,
     fusion_weights,
     training_curve,
 )
@@ -24,7 +23,6 @@ __all__ = [
     "changes",
     "class_accuracy",
     "confusion",
-    "decision_shares",
     "fusion_weights",
     "training_curve",
 ]

@@ -165,31 +165,6 @@ def training_curve(lines: Sequence[Mapping[str, float | int]], total: int | None
     return apply_style(figure, 320)
 
 
-def decision_shares(shares: Mapping[str, Mapping[str, float]]) -> go.Figure:
-    """What led to each answer: every attribute's part of the margin over the runner-up.
-
-    Args:
-        shares: image -> class token or attribute -> its part; parts to the right spoke for the answer,
-            parts to the left for the runner-up.
-    """
-    rows = labels(list(shares))
-    names = list(dict.fromkeys(name for parts in shares.values() for name in parts))
-    figure = go.Figure()
-    for name in names:
-        figure.add_bar(
-            name="class token" if name == "class" else label(name),
-            x=[parts.get(name, 0.0) for parts in shares.values()],
-            y=rows,
-            orientation="h",
-            marker={"color": attribute_color(name)},
-            hovertemplate="%{y}: %{x:+.2f}<extra>" + label(name) + "</extra>",
-        )
-    figure.update_xaxes(title="part of the margin over the runner-up (logits)")
-    figure.update_yaxes(autorange="reversed")
-    figure.add_vline(x=0, line={"color": INK, "width": 1})
-    return apply_style(figure, 130 + 44 * len(rows), barmode="relative", bargap=0.35)
-
-
 def accuracy_curve(points: Sequence[Mapping[str, float | int]], total: int | None = None) -> go.Figure:
     """Accuracy over the steps of a training, one line per mode.
 

@@ -97,12 +97,12 @@ def phrase_plane_figure(
     """
     figure = go.Figure()
     for concept in dict.fromkeys(concept_of[phrase] for phrase in places if phrase in concept_of):
-        own = [phrase for phrase in places if concept_of.get(phrase) == concept]
+        members = [phrase for phrase in places if concept_of.get(phrase) == concept]
         figure.add_scatter(
             name=label(concept),
-            x=[places[phrase][0] for phrase in own],
-            y=[places[phrase][1] for phrase in own],
-            text=[label(phrase, 80) for phrase in own],
+            x=[places[phrase][0] for phrase in members],
+            y=[places[phrase][1] for phrase in members],
+            text=[label(phrase, 80) for phrase in members],
             mode="markers",
             marker={"color": colors.get(concept, "#a0a0a0"), "size": 8, "opacity": 0.8},
             hovertemplate="%{text}<extra>" + label(concept) + "</extra>",

@@ -11,7 +11,7 @@ from dear.heads.roles import Role, RoleMap
 from dear.report.look import KIND_COLORS, concept_colors, ink_on
 
 KIND_MEANINGS = {
-    "core": "looks at one attribute that has a token of its own; DeAR lets it read that token only",
+    "core": "responds to one attribute that has its own token; in DeAR it reads only that token",
     "other": "looks at one concept without a token, such as animals or text; new tokens are hidden from it",
     "generalization": "looks at general properties such as style; new tokens are hidden from it, so that "
     "what CLIP knows about new classes stays",
@@ -32,9 +32,12 @@ class HeadMap:
 def head_map(roles: RoleMap, only: Collection[tuple[int, int]] | None = None) -> HeadMap:
     """The component's values for a role map; with `only`, all other heads are gray and there is no legend.
 
+    A map that is close to chance is shown without concepts.
+
     >>> head_map(RoleMap.table2()).rows[0][0]
     12
     """
+    roles = roles.to_show()
     colors = colors_of(roles)
     short = short_names([_text(role) for _, role in roles])
 
@@ -55,7 +58,7 @@ def head_map(roles: RoleMap, only: Collection[tuple[int, int]] | None = None) ->
 
     rows = [(layer, tuple(cell(layer, head) for head in range(roles.heads))) for layer in roles.layers[::-1]]
     counts, core = roles.counts(), Counter(role.concept for _, role in roles if role.kind == "core")
-    legend = [(f"Core: {name}", colors[name], core[name]) for name in roles.core]
+    legend = [(f"Core: {name}", colors[name], core[name]) for name in roles.core if core]
     legend += [(KIND_TITLES[kind], KIND_COLORS[kind], counts[kind]) for kind in KINDS if kind != "core"]
     return HeadMap(roles.heads, tuple(rows), () if only is not None else tuple(legend))
 

@@ -32,6 +32,17 @@ class Table:
     #: CSS class of each row ("published", "best", …), empty where there is none
     classes: tuple[str, ...] = ()
 
+    @property
+    def stacks(self) -> bool:
+        """Whether a narrow screen shows the cells of a row below each other: side by side they do not fit.
+
+        Tables with many short cells scroll instead.
+        """
+        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
+        if len(self.columns) > 7:
+            return max(widths[1:], default=0) > 24
+        return len(self.columns) > 2 and sum(widths) > 44
+
 
 @dataclass(frozen=True)
 class Thumbnail:
@@ -115,7 +126,7 @@ def thumbnail(image: Image, side: int = 144) -> str:
 
 
 def framed(page: str, height: int = 900) -> str:
-    """A whole page for a notebook, in a frame of its own so that styles do not mix.
+    """A whole page for a notebook, in an iframe so that styles do not mix.
 
     >>> framed("<p>a</p>", 100).count("&lt;p&gt;")
     1

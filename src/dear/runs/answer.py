@@ -1,4 +1,4 @@
-"""What a model says of one image; needs no PyTorch, so that an exported model answers with the same."""
+"""The prediction for one image; needs no PyTorch, so that exported models return the same type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ NONE_OF_THESE = "none of these"  #: the answer for an image of no class of the l
 class Answer:
     """Class names with probabilities, likeliest first."""
 
-    image: str  #: the file, or how an image in memory is called
+    image: str  #: the file, or the name of an image in memory
     classes: tuple[tuple[str, float], ...]  #: empty where the image could not be read
     error: str | None = None  #: why the image could not be read
-    rejected: bool | None = None  #: the image is none of the classes; None: not asked for
+    rejected: bool | None = None  #: the image is none of the classes; None: rejection is off
+    #: of a run with a tree: the deepest certain node and its probability; None: no node is certain
+    node: tuple[str, float] | None = None
+    labels: tuple[str, ...] | None = None  #: all classes that it has, of a run with several labels

@@ -127,7 +127,7 @@ def combine_classes(names: Sequence[str], trained: Sequence[str], *, add: bool =
 
 @lru_cache(maxsize=16)
 def _readings(trained: tuple[str, ...]) -> dict[str, str]:
-    """Trained classes by the words that CLIP reads; a service is asked for the same ones again and again."""
+    """Trained classes by the words that CLIP reads; cached for services, which need them repeatedly."""
     return {clean(name): name for name in trained}
 
 

@@ -14,6 +14,8 @@ from dear.errors import UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from dear.runs.tree import TreeFigures
+
 BINS = 15  #: of the calibration error
 
 
@@ -47,7 +49,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a method answered on a set."""
+    """The predictions of a method on a set."""
 
     classes: tuple[str, ...]  #: class names, in the order of the labels
     labels: Tensor  #: [n], the truth
@@ -55,14 +57,15 @@ class Evaluation:
     #: mode -> [n], its probability: calibrated where the run is, else under CLIP's temperature
     confidence: dict[str, Tensor]
     unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
-    #: class and value of each image, where the set knows values beside the class
+    #: class and value of each image, if the set has values in addition to the class
     groups: tuple[str, ...] | None = None
     trained: tuple[bool, ...] = ()  #: whether each class was trained; empty: no class differs from others
     scores: dict[str, Tensor] | None = None  #: mode -> [n], compared with thresholds; None: no calibration
+    tree: dict[str, TreeFigures] | None = None  #: by mode, of a run with a tree of classes
     mode: str | None = None  #: the mode of `report`; None: the method's usual one
     title: str = ""  #: model and data, in words
     removed: str = ""  #: what was removed from the backbone, in words
-    rejection: Rejection | None = None  #: of images of no class, where some were given
+    rejection: Rejection | None = None  #: of images of no class, if there are any
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -99,10 +102,10 @@ class Evaluation:
         if self.groups is None:
             return {}
         right = (self.answers[self.pick(mode)] == self.labels).tolist()
-        found: dict[str, list[bool]] = {}
+        hits_of: dict[str, list[bool]] = {}
         for group, hit in zip(self.groups, right, strict=True):
-            found.setdefault(group, []).append(hit)
-        return {group: sum(hits) / len(hits) for group, hits in found.items()}
+            hits_of.setdefault(group, []).append(hit)
+        return {group: sum(hits) / len(hits) for group, hits in hits_of.items()}
 
     def pick(self, mode: str | None) -> str:
         """The mode to report: `mode`, the evaluation's own, or the method's usual one."""
@@ -127,6 +130,7 @@ class Evaluation:
             "modes": self.accuracy,
             **self.calibration_errors(mode),
             **worst,
+            **({} if self.tree is None else {"tree": self.tree[mode].report()}),
             **({"removed": self.removed} if self.removed else {}),
             **({} if self.rejection is None else {"unknown": self.rejection.report()}),
         }
@@ -139,6 +143,10 @@ class Evaluation:
         frame = pd.DataFrame(self.per_class)
         frame.insert(0, "images", {name: n for name, n in zip(self.classes, counts, strict=True) if n})
         return frame.rename_axis("class")
+
+    def __repr__(self) -> str:
+        accuracies = ", ".join(f"{mode} {value:.1%}" for mode, value in self.accuracy.items())
+        return f"<Evaluation: {len(self.labels)} images of {len(self.classes)} classes, {accuracies}>"
 
     def _repr_html_(self) -> str:
         report = self.report()
@@ -174,5 +182,5 @@ def share_interval(hits: int, n: int, level: float = 0.9) -> tuple[float, float]
     """
     from scipy.stats import binomtest
 
-    found = binomtest(hits, n).proportion_ci(level, "exact")
-    return float(found.low), float(found.high)
+    interval = binomtest(hits, n).proportion_ci(level, "exact")
+    return float(interval.low), float(interval.high)

@@ -6,7 +6,6 @@ file or another backbone therefore never gets an old row, and the same image in 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
@@ -20,10 +19,12 @@ from dear.clip.model import Clip
 from dear.data.batches import over_batches, pixels_for
 from dear.data.images import ImageSet, stored_digest
 from dear.methods.base import Method
+from dear.methods.frozen import Frozen
+from dear.utils import digest
 from dear.utils.feature_store import FeatureStore
 from dear.utils.progress import Progress
 
-VERSION = 2  #: of the rows; raise it when preprocessing or the towers change their answers
+VERSION = 3  #: of the rows; increase it when preprocessing or the towers change their results
 _FORMAT = b"safetensors"  # of stored rows
 _MOST_BYTES = 1 << 16  # of a row: larger ones would fill the disk
 _BATCH = 100
@@ -33,26 +34,26 @@ Rows = Callable[[list[int]], Tensor]
 
 
 class FeatureCache:
-    """Rows of image files, read from a store (the user's own) where they are known and computed where not."""
+    """Rows of image files, read from a store (by default the user's) or computed."""
 
     def __init__(self, store: FeatureStore | None = None) -> None:
         self.store = FeatureStore() if store is None else store
 
     def rows(self, what: bytes, images: ImageSet, indices: list[int], compute: Rows) -> Tensor:
-        """Rows [b, ...] in float32 on the CPU; `what` says what they are and by which weights."""
+        """Rows [b, ...] in float32 on the CPU; `what` identifies the computation and its weights."""
         keys = _keys(images, indices, what)
         known = self.store.get(keys.values())
         missing = [index for index in indices if keys.get(index) not in known]
-        fresh: dict[int, Tensor] = {}
+        computed: dict[int, Tensor] = {}
         shape: tuple[int, ...] | None = None
         if missing:
             rows = compute(missing).float().cpu()
             shape = tuple(rows.shape[1:])
-            fresh = dict(zip(missing, rows, strict=True))
-            self._keep(images, fresh, keys)
+            computed = dict(zip(missing, rows, strict=True))
+            self._keep(images, computed, keys)
         result = []
         for index in indices:
-            row = fresh[index] if index in fresh else _unpack(known[keys[index]])
+            row = computed[index] if index in computed else _unpack(known[keys[index]])
             if row is None or (shape is not None and tuple(row.shape) != shape):  # damaged: computed again
                 row = compute([index]).float().cpu()[0]
             result.append(row)
@@ -78,36 +79,61 @@ class FeatureCache:
             images, lambda some, rows: self.features(clip, some, rows), clip,
             progress=progress, batch=_BATCH,
         )  # fmt: skip
-        return torch.cat([torch.empty(0, clip.feature_width), *parts])
+        return torch.cat([torch.empty(0, clip.config.embed_dim), *parts])
 
-    def focused_features(
+    def features_and_terms(
         self,
         clip: Clip,
         images: ImageSet,
         groups: Sequence[Sequence[Head]],
         progress: Progress | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Image features [n, E], and the sum of the terms of each of G groups of heads, [n, E] each."""
+        parts, _ = over_batches(
+            images, lambda some, rows: self._terms(clip, some, rows, groups), clip,
+            progress=progress, batch=_BATCH,
+        )  # fmt: skip
+        empty = torch.empty(0, 1 + len(groups), clip.config.embed_dim)
+        features, *terms = torch.cat([empty, *parts]).unbind(1)
+        return features, terms
+
+    def _terms(
+        self, clip: Clip, images: ImageSet, indices: list[int], groups: Sequence[Sequence[Head]]
     ) -> Tensor:
-        """Image features and what each of G groups of heads adds to them, [n, (1 + G) E], on the CPU."""
-        clip = clip.focused(())
-        what = _digest(f"parts of {[list(heads) for heads in groups]}", clip)
+        """Image features and the terms of G groups of heads of some images, [b, 1 + G, E] on the CPU."""
 
         @torch.no_grad()
-        def some(reading: ImageSet, rows: list[int]) -> Tensor:
-            def compute(missing: list[int]) -> Tensor:
-                x = clip.visual.embed(pixels_for(clip, reading, missing).to(clip.device))
-                features, terms = clip.visual.features_and_terms(x, 1, groups)
-                return torch.cat([features, *terms], dim=1)
+        def compute(missing: list[int]) -> Tensor:
+            x = clip.visual.embed(pixels_for(clip, images, missing).to(clip.device))
+            features, terms = clip.visual.features_and_terms(x, 1, groups)
+            return torch.stack([features, *terms], dim=1)
 
-            return self.rows(what, reading, rows, compute)
+        return self.rows(_terms_digest(clip, groups), images, indices, compute)
 
-        parts, _ = over_batches(images, some, clip, progress=progress, batch=_BATCH)
-        return torch.cat([torch.empty(0, (1 + len(groups)) * clip.config.embed_dim), *parts])
-
-    def remember(self, clip: Clip, images: ImageSet, features: Tensor) -> None:
-        """Cache image features [n, W] that are known already, for `image_features` of the same backbone."""
+    def remember(
+        self, clip: Clip, images: ImageSet, features: Tensor, heads: Sequence[Head], terms: Tensor
+    ) -> None:
+        """Cache image features [n, E] and the terms of some heads [n, E], for a training with this focus."""
         indices = list(range(len(images)))
-        keys = _keys(images, indices, _digest("image feature", clip))
-        self._keep(images, dict(zip(indices, features, strict=True)), keys)
+        keys = _keys(images, indices, _terms_digest(clip, [sorted(set(heads))]))
+        rows = torch.stack([features, terms], dim=1)  # [n, 2, E]
+        self._keep(images, dict(zip(indices, rows, strict=True)), keys)
+
+    def frozen(
+        self, clip: Clip, images: ImageSet, focus: Sequence[Head], progress: Progress | None = None
+    ) -> Frozen:
+        """Image features `x` [n, E] of every image and, with a focus, its terms [n, E], on the CPU."""
+        if not focus:
+            return Frozen(self.image_features(clip, images, progress))
+        features, (terms,) = self.features_and_terms(clip, images, [focus], progress)
+        return Frozen(features, focus=terms)
+
+    def some_frozen(self, clip: Clip, images: ImageSet, indices: list[int], focus: Sequence[Head]) -> Frozen:
+        """The same of some images of a set, [b, E] each."""
+        if not focus:
+            return Frozen(self.features(clip, images, indices))
+        features, terms = self._terms(clip, images, indices, [focus]).unbind(1)
+        return Frozen(features, focus=terms)
 
     def features(self, clip: Clip, images: ImageSet, indices: list[int]) -> Tensor:
         """Frozen image features [b, E] of some images, on the CPU."""
@@ -121,20 +147,17 @@ class FeatureCache:
 
 def learned_digest(kind: str, method: Method, *words: str) -> bytes:
     """What identifies a method's answers: weights, options, roles, everything learned, and `words`."""
-    found = hashlib.sha256(_digest(kind, method.clip))
     options = repr(sorted(asdict(method.config).items()))
-    for text in (method.name, options, *method.trained_classes, "", *words):
-        found.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
+    texts = [method.name, options, *method.trained_classes, "", *words]
+    roles = None
     if method.roles is not None:
-        kinds = [(key, role.kind, role.concept) for key, role in method.roles]
-        found.update(repr((kinds, method.roles.core)).encode())
-    given = method.prompts.given
-    if given is not None:
-        found.update(repr(given.tolist()).encode())
-    for name, tensor in sorted(method.state_dict().items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.digest()
+        roles = [(key, role.kind, role.concept) for key, role in method.roles], method.roles.core
+    ids = method.prompts.token_ids
+    learned = digest.of_tensors(method.state_dict())
+    prompts = method.prompts
+    several = [prompts.texts.of(name, method.template) for name in method.classes] if prompts.several else []
+    described = repr((texts, roles, None if ids is None else ids.tolist(), several))
+    return digest.of_parts(_digest(kind, method.clip), described, learned)
 
 
 def _keys(images: ImageSet, indices: list[int], what: bytes) -> dict[int, bytes]:
@@ -145,14 +168,18 @@ def _keys(images: ImageSet, indices: list[int], what: bytes) -> dict[int, bytes]
 def content_key(images: ImageSet, index: int, what: bytes) -> bytes | None:
     """The key of an image's row; None for an image that is in memory only."""
     content = stored_digest(images, index)
-    return None if content is None else hashlib.sha256(_FORMAT + what + content).digest()
+    return None if content is None else digest.of_parts(_FORMAT, what, content)
 
 
 def _digest(kind: str, clip: Clip) -> bytes:
     """What identifies rows of a backbone: all that decides them, precision and kind of device included."""
     corrected = None if clip.correction is None else clip.correction.digest
-    state = (VERSION, kind, clip.identity, corrected, clip.focus, str(clip.visual.dtype), clip.device.type)
-    return hashlib.sha256(repr(state).encode()).digest()
+    state = (VERSION, kind, clip.identity, corrected, str(clip.visual.dtype), clip.device.type)
+    return digest.of_parts(repr(state))
+
+
+def _terms_digest(clip: Clip, groups: Sequence[Sequence[Head]]) -> bytes:
+    return _digest(f"terms of {[list(heads) for heads in groups]}", clip)
 
 
 def _unpack(data: bytes) -> Tensor | None:

@@ -1,9 +1,10 @@
-"""Run folders: the files that a training run leaves behind, read and written.
+"""Run folders: reading and writing the files of a training run.
 
 A folder holds `config.json` (all that is needed to build the method again), `adapter.safetensors` (learned
 tensors only), `roles.json` where the method uses roles, `correction.safetensors` where a concept was removed
 from the image feature, `calibration.json` and `reference.safetensors` where probabilities were calibrated,
-`metrics.json`, `log.jsonl`, and while training is not complete `resume.safetensors`.
+`texts.safetensors` where classes have several texts, `metrics.json`, `log.jsonl`, and while training is not
+complete `resume.safetensors`.
 Every file is written whole or not at all. This module does not depend on which method was trained.
 """
 
@@ -30,6 +31,7 @@ from dear.errors import CheckpointError, DearError, RunError, reason_of
 from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
+from dear.methods.texts import ClassTexts
 from dear.runs.recipe import Line
 from dear.runs.spec import SCHEMA, Spec, plain, roles_digest
 from dear.utils.files import (
@@ -44,10 +46,10 @@ from dear.utils.files import (
 from dear.utils.text import check, decode, parse_json
 
 FORMAT = "dear run"
-CORRECTION, CALIBRATION = "correction.safetensors", "calibration.json"
+CORRECTION, CALIBRATION, TEXTS = "correction.safetensors", "calibration.json", "texts.safetensors"
 REQUIRED_FILES = ("config.json", "adapter.safetensors", "metrics.json")
 """Files that every finished run has."""
-FILES = (*REQUIRED_FILES, "roles.json", "log.jsonl", CORRECTION, CALIBRATION, REFERENCE)
+FILES = (*REQUIRED_FILES, "roles.json", "log.jsonl", CORRECTION, CALIBRATION, REFERENCE, TEXTS)
 """Files that a finished run may have."""
 
 
@@ -55,7 +57,11 @@ def read_config(folder: str | os.PathLike[str]) -> Spec:
     """`config.json` of a run, checked."""
     path = Path(folder) / "config.json"
     if not os.path.isfile(path):  # unlike Path's own, also for names no disk can hold
-        raise RunError(f"{folder}: is not a run folder (no config.json)", hint="adapt")
+        if not os.path.exists(folder):
+            raise RunError(f"{folder}: no such run folder", hint="adapt")
+        raise RunError(
+            f"{folder}: is not a run folder (no config.json); pass a dataset as data", hint="adapt"
+        )
     document = read_json(path, "run configuration")
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RunError(f"{path}: is not the configuration of a run")
@@ -65,7 +71,7 @@ def read_config(folder: str | os.PathLike[str]) -> Spec:
 
 
 def open_folder(folder: Path, spec: Spec, resume: bool) -> str:
-    """What the folder holds: "new", "resumable" or "finished"."""
+    """The state of the folder: "new", "resumable" or "finished"."""
     if not (folder / "config.json").exists():
         return "new"
     _refuse_used(folder, resume)
@@ -83,12 +89,12 @@ def open_folder(folder: Path, spec: Spec, resume: bool) -> str:
 def check_folder(path: str | os.PathLike[str], resume: bool) -> None:
     """Refuse a folder that no run can be written to, before any work is done for it."""
     folder = Path(path)
-    fresh = not folder.exists()
+    is_new = not folder.exists()
     try:
         with locked(folder):
             _refuse_used(folder, resume)
     finally:
-        if fresh:
+        if is_new:
             with suppress(OSError):  # only an empty folder goes
                 folder.rmdir()
 
@@ -98,9 +104,9 @@ def _refuse_used(folder: Path, resume: bool) -> None:
     if resume or not (folder / "config.json").exists():
         return
     if _finished(folder):
-        raise RunError(f"{folder}: holds a finished run; choose another folder, or delete it first")
+        raise RunError(f"{folder}: contains a finished run; choose another folder, or delete it first")
     raise RunError(
-        f"{folder}: holds a run that was not completed; resume it, or delete it first", hint="resume"
+        f"{folder}: contains a run that was not completed; resume it, or delete it first", hint="resume"
     )
 
 
@@ -148,9 +154,32 @@ def load_adapter(method: Method, folder: Path) -> None:
 def write_spec(folder: Path, method: Method, spec: Spec) -> None:
     """Write what is trained: `config.json`, and the role map and the correction where there are any."""
     write_correction(folder, method.clip.correction)
+    write_texts(folder, method)
     write_json(folder / "config.json", spec.document())
     if method.uses_roles and method.roles is not None:
         method.roles.save(folder / "roles.json")
+
+
+def write_texts(folder: Path, method: Method) -> None:
+    """Write the mean feature of each class that has several texts, trained or not, in the order of names."""
+    texts = method.prompts.texts
+    means = texts.features(method.clip, texts.sentences, method.template)
+    if means:
+        rows = torch.stack([means[name].float().cpu() for name in texts.sentences])
+        write_safetensors(folder / TEXTS, {"features": rows}, {"dear": "mean features of class texts"})
+
+
+def read_texts(folder: Path, config: Spec, same_weights: bool) -> ClassTexts:
+    """The texts of a run; means of another backbone's text tower are computed again."""
+    if not config.texts or not same_weights:
+        return ClassTexts(config.texts)
+    path = folder / TEXTS
+    tensors, _ = read_safetensors(path, "file of class texts")
+    require_finite(tensors, str(path))
+    rows = tensors.get("features")
+    if rows is None or rows.ndim != 2 or len(rows) != len(config.texts):
+        raise RunError(f"{path}: must contain one row of features for each of {len(config.texts)} classes")
+    return ClassTexts(config.texts, dict(zip(config.texts, rows, strict=True)))
 
 
 def write_correction(folder: Path, correction: Correction | None) -> None:
@@ -169,18 +198,18 @@ def read_correction(folder: Path, entry: Any) -> Correction | None:
         heads = tuple((int(layer), int(head)) for layer, head in entry["heads"])
         note, digest = str(entry["note"]), entry["digest"]
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{folder / 'config.json'}: 'correction' is not as it should be") from error
+        raise RunError(f"{folder / 'config.json'}: 'correction' needs note, heads and digest") from error
     tensors, _ = read_safetensors(path, "correction of the image feature")
     if set(tensors) != {"matrix", "bias"}:
-        raise RunError(f"{path}: must hold the tensors matrix and bias")
+        raise RunError(f"{path}: must contain the tensors matrix and bias")
     require_finite(tensors, str(path))
     try:
-        found = Correction(tensors["matrix"].float(), tensors["bias"].float(), heads, note)
+        correction = Correction(tensors["matrix"].float(), tensors["bias"].float(), heads, note)
     except DearError as error:
         raise RunError(f"{path}: {error}") from error
-    if found.digest != digest:
+    if correction.digest != digest:
         raise RunError(f"{path}: is not the correction that this run was trained with")
-    return found
+    return correction
 
 
 def write_calibration(folder: Path, calibration: Calibration | None) -> None:
@@ -212,8 +241,8 @@ def locked(folder: Path) -> Iterator[None]:
         raise RunError(f"{folder}: another process is training in this folder; choose another") from None
     except OSError as error:
         raise RunError(f"{folder}: cannot be used as a run folder ({error.strerror or error})") from error
-    for left in folder.glob(".*.part"):  # of a process that was killed while writing
-        left.unlink(missing_ok=True)
+    for partial in folder.glob(".*.part"):  # of a process that was killed while writing
+        partial.unlink(missing_ok=True)
     try:
         yield
     finally:
@@ -277,7 +306,7 @@ def _recall_fingerprints(clip: Clip) -> None:
 
 
 def _backbone(folder: Path, config: Spec, backbone: Any, device: str | torch.device) -> Clip:
-    """The backbone that was asked for, the one in the run's own folder, or the one that the run names."""
+    """The backbone that the caller names, the one in the run folder, or the one that the run names."""
     bundled = folder / "backbone"
     if backbone is None and bundled.is_dir():
         files = [path for path in bundled.iterdir() if path.is_file()]
@@ -298,8 +327,10 @@ def _backbone(folder: Path, config: Spec, backbone: Any, device: str | torch.dev
 
 def _untrained(folder: Path, config: Spec, clip: Clip, allow_other: bool) -> Method:
     """The run's method before its learned tensors are loaded."""
-    roles = None
-    if find_method(config.method).uses_roles:
+    roles, kind = None, find_method(config.method)
+    former = kind.former_options
+    options = {k: v for k, v in config.options.items() if k not in former or v != former[k]}
+    if kind.uses_roles:
         roles = RoleMap.load(folder / "roles.json")
         if config.roles_digest is not None and roles_digest(roles) != config.roles_digest:
             raise RunError(f"{folder / 'roles.json'}: is not the role map that the run was trained with")
@@ -311,7 +342,10 @@ def _untrained(folder: Path, config: Spec, clip: Clip, allow_other: bool) -> Met
         roles=roles,
         allow_other_roles=allow_other or config.allow_other_roles,
         ids=None if config.ids is None else torch.tensor(config.ids, dtype=torch.long),
-        **config.options,
+        several=config.several,
+        trained=[name for name in config.classes if name not in config.extended],
+        texts=read_texts(folder, config, clip.identity == config.identity),
+        **options,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dear.data.check import check_images
 from dear.data.images import ImageSet
-from dear.data.open import open_data
+from dear.data.open import HELD_OUT_SPLIT, open_data
 from dear.data.shots import few_shot
 from dear.errors import DataError, UsageError
 from dear.runs.folder import read_config
@@ -12,7 +12,7 @@ from dear.runs.spec import Spec
 from dear.utils.files import PathLike
 
 
-def run_images(run: PathLike | Spec, split: str = "test") -> ImageSet:
+def run_images(run: PathLike | Spec, split: str = HELD_OUT_SPLIT) -> ImageSet:
     """A split of the dataset that a run was trained on, with the classes of the run.
 
     Classes that this split does not have are left out.
@@ -26,7 +26,7 @@ def run_images(run: PathLike | Spec, split: str = "test") -> ImageSet:
     if spec.data is None:
         raise UsageError(f"{name}: does not say where its images are; name them", hint="report-data")
     try:
-        images = open_data(spec.data, split, root=spec.root)
+        images = open_data(spec.data, split, root=spec.root, margin=spec.margin)
     except DataError as error:
         raise DataError(f"{name}: its images cannot be opened again ({error})", hint="report-data") from None
     known = [each for each in spec.classes if each in set(images.classes)]

@@ -6,9 +6,9 @@ same run says the same everywhere. It knows no training.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -24,13 +24,15 @@ from dear.calibration.scales import Calibration
 from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data.batches import GPU_BATCH, Images, image_set, name_of, over_batches, pixels_for
-from dear.data.images import ImageSet, group_names
+from dear.data.images import ImageSet, group_names, require_one_label, targets_of
 from dear.errors import DataError, TrainingError, UsageError
-from dear.methods.base import Frozen, Method, frozen_feature, in_precision
+from dear.methods.base import Method, in_precision
+from dear.methods.frozen import Frozen
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.answer import Answer
 from dear.runs.class_lists import combine_classes
 from dear.runs.evaluate import Evaluation
+from dear.runs.evaluate_sets import SetEvaluation
 from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.folder import (
     load_run,
@@ -43,8 +45,11 @@ from dear.runs.folder import (
     write_log,
     write_spec,
 )
+from dear.runs.ranking import Ranking
 from dear.runs.recipe import Line
 from dear.runs.spec import Spec, digest, plain
+from dear.runs.tree import Tree, tree_figures
+from dear.utils.digest import of_parts
 from dear.utils.files import write_json, write_safetensors
 from dear.utils.progress import Progress
 
@@ -59,7 +64,7 @@ class Model:
     Args:
         method: trained or not; it may go on learning, the model answers with what it is at the time.
         calibration: from scores to probabilities; None: CLIP's own temperature.
-        reference: features of its training images, to tell images of no class; None: their logits tell them.
+        reference: features of its training images, to detect images of no class; None: by their logits.
         spec: what was trained, for `save`.
         metrics: of the training, for `save`.
         lines: the training's log, for `save`.
@@ -79,6 +84,8 @@ class Model:
         path: Path | None = None,
         precision: str = "auto",
     ) -> None:
+        if not isinstance(method, Method):
+            raise UsageError(f"Model takes a method, got {method!r}; use dear.load for a run folder")
         self.method = method
         self.calibration = calibration
         self.reference = reference
@@ -179,11 +186,21 @@ class Model:
     @property
     def identity(self) -> str:
         """Changes with anything that decides an answer: backbone, correction, adapter, calibration."""
-        found = hashlib.sha256(learned_digest("answers", self.method, *self.classes, self.template))
+        adapter = learned_digest("answers", self.method, *self.classes, self.template)
         calibration = None if self.calibration is None else msgspec.to_builtins(self.calibration)
-        found.update(digest(calibration).encode())
-        found.update(b"" if self.reference is None else self.reference.digest.encode())
-        return f"sha256:{found.hexdigest()}"
+        reference = "" if self.reference is None else self.reference.digest
+        return f"sha256:{of_parts(adapter, digest(calibration), reference).hex()}"
+
+    @property
+    def tree(self) -> Tree | None:
+        """The tree of its classes; None: they form none."""
+        parents = {} if self.spec is None else self.spec.tree
+        return Tree(parents, self.classes) if any(name in parents for name in self.classes) else None
+
+    def require_one_label(self, task: str) -> None:
+        """Raise a UsageError where images have several labels, which `task` does not support."""
+        if self.method.several:
+            raise UsageError(f"{task} needs a run with one label per image; this one has several (labels)")
 
     def pick_mode(self, mode: str | None) -> str:
         """The mode that is meant: the usual one for None."""
@@ -197,7 +214,15 @@ class Model:
     @property
     def scale(self) -> Scale:
         """From logits of its classes to probabilities and to refused images."""
-        return Scale(self.calibration, self.reference, self.classes, self.trained)
+        method = self.method
+        return Scale(
+            self.calibration,
+            self.reference,
+            self.classes,
+            self.trained,
+            method.trained_classes,
+            method.several,
+        )
 
     def with_classes(
         self, classes: Sequence[str] | None = None, template: str | None = None, *, add: bool = False
@@ -236,9 +261,17 @@ class Model:
 
     def frozen(self) -> Model:
         """The backbone before any change, on the same classes: zero-shot, uncalibrated, nothing removed."""
-        ids = self.method.prompts.given
+        ids = self.method.prompts.token_ids
         return Model(
-            ZeroShot(self.clip.plain, self.classes, template=self.template, ids=ids), precision=self.precision
+            ZeroShot(
+                self.clip.plain,
+                self.classes,
+                template=self.template,
+                ids=ids,
+                texts=self.method.prompts.texts,
+                several=self.method.several,
+            ),
+            precision=self.precision,
         )
 
     # -- answers ----------------------------------------------------------------------------------
@@ -254,8 +287,8 @@ class Model:
             if not pixels.is_cuda:
                 return method.all_logits(pixels)
             key = (type(method).__name__, id(method.clip), id(method.prompts), method._stamp())
-            found = method.clip.recorder(key, lambda given: tuple(method.all_logits(given).values()), pixels)
-        return dict(zip(method.modes, found, strict=True))
+            parts = method.clip.recorder(key, lambda batch: tuple(method.all_logits(batch).values()), pixels)
+        return dict(zip(method.modes, parts, strict=True))
 
     def logits(
         self,
@@ -270,7 +303,7 @@ class Model:
 
         Args:
             images: an image set, or files and Pillow images in a list.
-            unreadable: "stop" raises at an image that cannot be read, "skip" gives it rows of NaN.
+            unreadable: "stop" raises at an image that cannot be read, "skip" returns rows of NaN for it.
             cached: keep frozen features of image files in the user's cache and read them from there, for
                 methods that read nothing else.
             frozen: `Method.inference_stage` of all images, where it is known: no image is read.
@@ -278,10 +311,10 @@ class Model:
         """
         parts, problems = self._each(images, lambda logits, _: logits, unreadable, cached, frozen, progress)
         empty = torch.empty(0, len(self.classes))
-        found = {mode: torch.cat([empty, *(part[mode] for part in parts)]) for mode in self.modes}
-        for rows in found.values():
+        logits = {mode: torch.cat([empty, *(part[mode] for part in parts)]) for mode in self.modes}
+        for rows in logits.values():
             rows[list(problems)] = float("nan")
-        return found
+        return logits
 
     def _each(
         self,
@@ -303,20 +336,22 @@ class Model:
         def compute(some: ImageSet, rows: list[int]) -> Result:
             features = None
             if frozen is not None:
-                found = method.logits_from_frozen(tuple(part[rows].to(method.clip.device) for part in frozen))
+                stage = frozen.rows(rows).map(lambda part: part.to(method.clip.device))
+                scores = method.logits_from_frozen(stage)
             elif cache is not None and method.cut == "feature":
-                features = cache.features(method.clip, some, rows)
+                stage = cache.some_frozen(method.clip, some, rows, method.focus)
+                features = stage.x
                 with torch.no_grad():
-                    found = method.logits_from_frozen((features.to(method.clip.device),))
+                    scores = method.logits_from_frozen(stage.map(lambda part: part.to(method.clip.device)))
             elif not nearness:
-                found = self.forward(pixels_for(method.clip, some, rows))
+                scores = self.forward(pixels_for(method.clip, some, rows))
             else:
-                stage, last, cut = method.stages(pixels_for(method.clip, some, rows))
-                found, features = method.logits_from_frozen(stage), frozen_feature(method.clip, cut, last)
+                stage = method.inference_stage(pixels_for(method.clip, some, rows), method.clip)
+                scores, features = method.logits_from_frozen(stage), stage.feature
             near = scale.nearness(features) if nearness and features is not None else None
-            logits = {mode: own.float().cpu() for mode, own in found.items()}
-            for mode, own in logits.items():
-                broken = (~own.isfinite().all(dim=-1)).nonzero()[:, 0].tolist()
+            logits = {mode: part.float().cpu() for mode, part in scores.items()}
+            for mode, part in logits.items():
+                broken = (~part.isfinite().all(dim=-1)).nonzero()[:, 0].tolist()
                 if broken:
                     raise TrainingError(
                         f"{some.key(rows[broken[0]])}: the scores are not finite numbers (mode {mode}, "
@@ -358,7 +393,7 @@ class Model:
         scaled = self.scale.calibrated(
             self.logits(images, unreadable=unreadable, progress=progress)[mode], mode
         )
-        return scaled.softmax(dim=-1)
+        return self.scale.probabilities(scaled)
 
     def answers(
         self,
@@ -370,6 +405,7 @@ class Model:
         template: str | None = None,
         add: bool = False,
         reject: float | None = None,
+        certain: float | None = None,
         unreadable: str = "stop",
         progress: Progress | None = None,
     ) -> list[Answer]:
@@ -384,35 +420,25 @@ class Model:
             add: see `with_classes`.
             reject: share of images of trained classes that may be refused (0.05, say), so that images of no
                 class are marked as rejected; None refuses none.
+            certain: of a run with a tree: the probability that a named node has at least; None: 0.8. See
+                `dear.runs.tree`.
             unreadable: "stop" raises at an image that cannot be read, "skip" answers it with an error.
             progress: called with ("images", images done, images in all).
         """
-        if top < 1:
-            raise UsageError(f"top = {top}: ask for at least one answer per image")
-        mode = self.pick_mode(mode)
         model = self.with_classes(classes, template, add=add)
-        scale = model.scale
-        limit = None if reject is None else scale.threshold(reject, mode)
-        count = min(top, len(model.classes))
-
-        def rank(logits: Logits, near: Tensor | None) -> list[tuple[list[int], list[float], bool | None]]:
-            scaled = scale.calibrated(logits[mode], mode)
-            best = scaled.softmax(dim=-1).topk(count, dim=-1)
-            refused = [None] * len(scaled)
-            if limit is not None:
-                refused = (scale.score(scaled, near, mode) < limit.value).tolist()
-            return list(zip(best.indices.tolist(), best.values.tolist(), refused, strict=True))
-
-        near = limit is not None and scale.needs_nearness
-        parts, problems = model._each(images, rank, unreadable, progress=progress, nearness=near)
+        ranking = Ranking(model, top, mode, reject, certain)
+        parts, problems = model._each(
+            images,
+            lambda logits, near: ranking.answers(logits[ranking.mode], near),
+            unreadable,
+            progress=progress,
+            nearness=ranking.needs_nearness,
+        )
         answers = []
-        for place, (which, values, refused) in enumerate(row for part in parts for row in part):
+        for place, answer in enumerate(one for part in parts for one in part):
             name = images.key(place) if isinstance(images, ImageSet) else name_of(images[place])
-            if place in problems:
-                answers.append(Answer(name, (), problems[place]))
-            else:
-                named = tuple((model.classes[c], value) for c, value in zip(which, values, strict=True))
-                answers.append(Answer(name, named, rejected=refused))
+            error = problems.get(place)
+            answers.append(replace(answer, image=name) if error is None else Answer(name, (), error))
         return answers
 
     def evaluate(
@@ -438,26 +464,34 @@ class Model:
             progress: called with ("images", images done, images in all).
         """
         if len(images) == 0:
-            raise DataError(f"{images.name}: there is no image to evaluate on")
+            raise DataError(f"{images.name}: evaluation needs at least one image, got none")
+        if self.method.several:
+            return self._evaluate_sets(images, unreadable, cached, progress)
+        require_one_label(images, f"a {self.method.title} run with one label per image")
         model, labels = self.for_labels(images)
-        scale = model.scale
+        scale, tree = model.scale, model.tree
 
-        def best(logits: Logits, near: Tensor | None) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-            found = {}
-            for mode, own in logits.items():
-                scaled = scale.calibrated(own, mode)
-                top = scaled.softmax(dim=-1).max(dim=-1)
+        def best(logits: Logits, near: Tensor | None) -> dict[str, tuple[Tensor, Tensor, Tensor, Tensor]]:
+            answers = {}
+            for mode, part in logits.items():
+                scaled = scale.calibrated(part, mode)
+                probabilities = scaled.softmax(dim=-1)
+                top = probabilities.max(dim=-1)
                 score = scale.score(scaled, near, mode) if scores else top.values
-                found[mode] = (top.indices, top.values, score)
-            return found
+                every = top.values if tree is None else probabilities
+                answers[mode] = (top.indices, top.values, score, every)
+            return answers
 
         wanted = scores and scale.needs_nearness
         parts, problems = model._each(images, best, unreadable, cached, progress=progress, nearness=wanted)
         keep = [row for row in range(len(images)) if row not in problems]
-        indices, values, found = (
+        indices, values, kept_scores, every = (
             {mode: torch.cat([part[mode][column] for part in parts])[keep] for mode in model.modes}
-            for column in range(3)
+            for column in range(4)
         )
+        figures = None
+        if tree is not None:
+            figures = {mode: tree_figures(tree, part, labels.cpu()[keep]) for mode, part in every.items()}
         groups = group_names(images)
         return Evaluation(
             model.classes,
@@ -467,33 +501,76 @@ class Model:
             unreadable=tuple(problems[place] for place in sorted(problems)),
             groups=None if groups is None else tuple(groups[row] for row in keep),
             trained=() if isinstance(model.method, ZeroShot) else model.trained,
-            scores=found if scores and model.calibration is not None else None,
+            scores=kept_scores if scores and model.calibration is not None else None,
+            tree=figures,
         )
 
+    def _evaluate_sets(
+        self, images: ImageSet, unreadable: str, cached: bool, progress: Progress | None
+    ) -> SetEvaluation:
+        """`evaluate` of a model with several labels per image; labels of one class each are sets of one."""
+        targets = targets_of(images)
+        if targets is None:
+            targets = torch.nn.functional.one_hot(images.labels, len(images.classes)).bool()
+        model, columns = self, list(range(len(images.classes)))
+        if tuple(images.classes) != self.classes:
+            known = {name: number for number, name in enumerate(self.classes)}
+            if all(name in known for name in images.classes):
+                columns = [known[name] for name in images.classes]
+            else:
+                model = self._on(self.method.with_classes(images.classes))
+        truth = torch.zeros(len(images), len(model.classes), dtype=torch.bool)
+        truth[:, columns] = targets.cpu()
+        scale = model.scale
+
+        def of_batch(logits: Logits, _: Tensor | None) -> Logits:
+            return {mode: scale.calibrated(part, mode) for mode, part in logits.items()}
+
+        parts, problems = model._each(images, of_batch, unreadable, cached, progress=progress)
+        keep = [row for row in range(len(images)) if row not in problems]
+        scaled = {mode: torch.cat([part[mode] for part in parts])[keep] for mode in model.modes}
+        limits = None
+        if model.calibration is not None:
+            limits = {mode: scale.limits(mode) for mode in model.modes}
+        return SetEvaluation(
+            model.classes,
+            truth[keep],
+            {mode: part if limits is None else scale.probabilities(part) >= limits[mode]
+             for mode, part in scaled.items()},
+            {mode: scale.probabilities(part) for mode, part in scaled.items()} if limits else scaled,
+            unreadable=tuple(problems[place] for place in sorted(problems)),
+            calibrated=limits is not None,
+        )  # fmt: skip
+
     def for_labels(self, images: ImageSet) -> tuple[Model, Tensor]:
-        """The model that can answer for a labeled set, and the set's labels in that model's numbering [n]."""
+        """The model that can answer for a labeled set, and the set's labels in that model's numbering [n].
+
+        Raises:
+            UsageError: a class differs from a trained one only in case or spaces, or is new to a method that
+                learns its classes.
+        """
         if tuple(images.classes) == self.classes:  # also where two classes share a name
             return self, images.labels
         known = {name: number for number, name in enumerate(self.classes)}
         if all(name in known for name in images.classes):
             numbers = torch.tensor([known[name] for name in images.classes], dtype=torch.long)
             return self, numbers[images.labels]
-        return self._on(self.method.with_classes(images.classes)), images.labels
+        return self.with_classes(images.classes), images.labels
 
     def features(self, images: Images, *, cached: bool = True, progress: Progress | None = None) -> Tensor:
         """Frozen image features [n, E] of the backbone, on the CPU; the images' files are cached."""
-        found = image_set(images)
-        clip = self.bound.clip.focused(())
+        source = image_set(images)
+        clip = self.bound.clip
         if cached:
-            return FeatureCache().image_features(clip, found, progress)
-        return frozen_features(clip, found, progress)
+            return FeatureCache().image_features(clip, source, progress)
+        return frozen_features(clip, source, progress)
 
     # -- the run folder -----------------------------------------------------------------------------
 
     def save(self, folder: str | os.PathLike[str], **extra: Any) -> None:
         """Leave the run in a folder; `extra` goes into its `config.json`."""
         if self.spec is None:
-            raise UsageError("this model was not trained, so there is no run to save")
+            raise UsageError("only a trained model can be saved; train one with dear.adapt")
         with locked(Path(folder)):
             spec = msgspec.structs.replace(self.spec, extra={**self.spec.extra, **plain(extra)})
             write_spec(Path(folder), self.method, spec)
@@ -519,7 +596,7 @@ class Model:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """What `metrics.json` holds: steps, seconds, evaluations."""
+        """The content of `metrics.json`: steps, seconds, evaluations."""
         if self._metrics is not None:
             return self._metrics
         return {"steps": 0} if self.path is None else read_metrics(self.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -22,11 +23,10 @@ class Recipe(Options):
 
     The learning rate is constant in the warm-up epochs and then falls along a half cosine, step by step, from
     `lr` toward 0 (`cosine_by="epoch"` keeps it constant within an epoch, as the field's older code does). A
-    run of no more epochs than the warm-up has none, for it would end before it learned anything.
+    run of no more epochs than the warm-up has no warm-up, because it would learn nothing.
 
-    With `views` = N each image has N random views, taken in turn epoch by epoch; what the frozen backbone
-    makes of them is computed once (`dear.train.frozen.FrozenViews`), so that later epochs cost only what is
-    learned.
+    With `views` = N each image has N random views, one per epoch in turn; their frozen stages are computed
+    once (`dear.train.frozen.FrozenViews`), so that later epochs cost only the learned part.
 
     >>> Recipe().rate(0, 40), round(Recipe(epochs=3).rate(40, 40), 6)
     (1e-05, 0.001)
@@ -55,7 +55,7 @@ class Recipe(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise UsageError(f"scale = {self.scale} must lie in (0, 1]")
+            raise UsageError(f"scale must be two numbers in (0, 1], ascending, got {self.scale}")
 
     @classmethod
     def of(cls, method: type[Method] | Method, **changes: Any) -> Recipe:
@@ -108,3 +108,12 @@ def parse_recipe(
         if value is not None:
             settings[name] = value
     return (presets[0] if presets else None), settings
+
+
+def recipe_texts(preset: str | None, values: Mapping[str, Any]) -> list[str]:
+    """The texts that `parse_recipe` reads as a preset and values.
+
+    >>> recipe_texts("strong", {"lr": 1e-4, "scale": (0.5, 1.0)})
+    ['strong', 'lr=0.0001', 'scale=[0.5, 1.0]']
+    """
+    return [*([preset] if preset else []), *(f"{name}={json.dumps(v)}" for name, v in values.items())]

@@ -1,8 +1,8 @@
-"""`Spec`: everything that decides a training; callers fill it in, `config.json` and bench cells hold it.
+"""`Spec`: everything that determines a training; callers fill it in, `config.json` and bench cells store it.
 
 A caller fills in what it wants to differ from the defaults. `dear.train.setup.prepare` returns the complete
 Spec: options and recipe written out, digests of images, backbone, role map and correction filled in. A
-complete Spec can be prepared again and gives the same training, which is how runs are repaired and compared.
+complete Spec can be prepared again for the same training, which is how runs are repaired and compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from dear.data.images import ImageSet, Source, content_digest
+from dear.data.images import ImageSet, Source, content_digest, targets_of
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods.base import Method
@@ -48,11 +48,14 @@ _DECIDING = {
 _DECIDING_WHERE_SET = {
     "unlabeled_digest": "unlabeled images",
     "unlabeled_weight": "weight of unlabeled images",
+    "texts": "texts of the classes",
+    "task": "labels per image",
+    "extended": "added classes",
 }
 
 
 def plain(value: Any) -> Any:
-    """Tuples as lists, all the way down: what JSON gives back."""
+    """The value as JSON returns it: tuples as lists, at any depth."""
     return json.loads(json.dumps(value))
 
 
@@ -73,6 +76,9 @@ def data_digest(images: ImageSet) -> str:
     parts: list[str | bytes] = []
     for index, (label, domain) in enumerate(zip(images.labels.tolist(), domains, strict=True)):
         parts += [f"{label} {domain}\n{images.key(index)}\n", content_digest(images, index)]
+    targets = targets_of(images)
+    if targets is not None:
+        parts.append(targets.numpy().tobytes())
     return of_parts(*parts).hex()
 
 
@@ -93,6 +99,7 @@ class Spec(Strict, frozen=True):
     data: Name | None = None  #: what `open_data` takes; None: images in memory
     root: str | None = None  #: folder of the benchmarks, for the name of one
     split: str = "train"
+    margin: float = 0.0  #: around boxes of the data, as a fraction of the box
     dataset: Name = ""  #: name of the data, which the draw of shots depends on
     shots: Whole = 0  #: images per class; 0: all
     balance: bool = True  #: repeat images of rare classes, so that every class counts alike
@@ -104,7 +111,14 @@ class Spec(Strict, frozen=True):
     data_digest: str = ""  #: of their labels, names and contents
     classes: tuple[str, ...] = ()  #: names in the order of the labels; empty: all of the data
     template: Name = ""  #: prompt with `{}` for the class; empty: the data's own
-    ids: tuple[tuple[int, ...], ...] | None = None  #: token ids that were given instead of prompts
+    ids: tuple[tuple[int, ...], ...] | None = None  #: token ids instead of prompts
+    #: sentences by class, of trained and further classes; their means are in the run's `texts.safetensors`
+    texts: dict[Name, tuple[Name, ...]] = msgspec.field(default_factory=dict)
+    #: classes that were added to the trained ones afterwards, and the number of their images
+    extended: dict[Name, Whole] = msgspec.field(default_factory=dict)
+    #: parent of each class and inner node of a tree, by which answers are read; it decides nothing learned
+    tree: dict[Name, Name] = msgspec.field(default_factory=dict)
+    task: Literal["one label", "several labels"] = "one label"  #: per image; the data decides
 
     backbone: Name = "mini"
     backbone_path: str | None = None  #: absolute path of the weights, where they are files of the user
@@ -129,7 +143,7 @@ class Spec(Strict, frozen=True):
         from dear import __version__
 
         start = cls(calibrate=False, seed=recipe.seed, balance=False) if start is None else start
-        ids, used = method.prompts.given, method.roles if method.uses_roles else None
+        ids, used = method.prompts.token_ids, method.roles if method.uses_roles else None
         source, clip = getattr(images, "source", None), method.clip
         if source is None:
             source = Source(images.name) if images.name.startswith("world:") else None
@@ -147,6 +161,8 @@ class Spec(Strict, frozen=True):
             classes=method.classes,
             template=method.template,
             ids=None if ids is None else tuple(map(tuple, ids.tolist())),
+            task="several labels" if method.several else "one label",
+            texts={name: tuple(some) for name, some in method.prompts.texts.sentences.items()},
             backbone=clip.name,
             backbone_path=getattr(clip, "source", None),
             identity=clip.identity,
@@ -157,7 +173,7 @@ class Spec(Strict, frozen=True):
         )
 
     def changed(self, **changes: Any) -> Spec:
-        """The same with some fields changed; None stands for "not said" where a field has another default."""
+        """The same with some fields changed; None leaves a field unchanged where it has another default."""
         known = {field.name: field for field in msgspec.structs.fields(self)}
         unknown = sorted(set(changes) - set(known))
         if unknown:
@@ -169,26 +185,26 @@ class Spec(Strict, frozen=True):
                 )
             changes |= {"preset": changes["recipe"], "recipe": None}
         values: dict[str, Any] = msgspec.to_builtins(self)
-        for name, given in changes.items():
+        for name, value in changes.items():
             field = known[name]
-            if given is not None:
-                values[name] = os.fspath(given) if isinstance(given, os.PathLike) else given
+            if value is not None:
+                values[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
             elif field.default_factory is not msgspec.NODEFAULT:
                 values[name] = field.default_factory()
             else:
                 values[name] = field.default
         shots = values["shots"]
         if isinstance(shots, int) and shots < 0:
-            raise UsageError(f"shots = {shots}: ask for at least 1 image per class, or for all with 0")
+            raise UsageError(f"shots must be at least 1, or 0 for all images, got {shots}")
         weight = values["unlabeled_weight"]
         if isinstance(weight, int | float) and not 0 <= weight <= 1:
             raise UsageError(f"unlabeled_weight must be from 0 to 1, got {weight}")
         if values["examples"] and not values["without"]:
-            raise UsageError("examples show the values of a concept to remove; say which concept")
+            raise UsageError("examples need a concept to remove; name it with `without`")
         try:
             return msgspec.convert(msgspec.to_builtins(values), type(self))
         except msgspec.ValidationError as error:
-            raise UsageError(f"this training is not possible: {error}") from None
+            raise UsageError(f"invalid training settings: {error}") from None
 
     @property
     def key(self) -> str:
@@ -201,6 +217,12 @@ class Spec(Strict, frozen=True):
         if (self.unlabeled_digest or self.unlabeled) and self.unlabeled_weight != 0:
             source = self.unlabeled_digest or self.unlabeled  # a planned training knows no digest yet
             values |= {"unlabeled_digest": source, "unlabeled_weight": self.unlabeled_weight}
+        if self.texts:
+            values["texts"] = plain(self.texts)
+        if self.several:
+            values["task"] = self.task
+        if self.extended:
+            values["extended"] = plain(self.extended)
         return values
 
     def differences(self, other: Spec) -> list[str]:
@@ -210,21 +232,26 @@ class Spec(Strict, frozen=True):
         >>> one.differences(one.changed(options={"context": 8}, template="a {}", preset="paper"))
         ['options (context)', 'template']
         """
-        found = []
+        differing = []
         ours, theirs = self._deciding(), other._deciding()
         for name, words in (_DECIDING | _DECIDING_WHERE_SET).items():
             one, two = ours.get(name), theirs.get(name)
             if isinstance(one, dict) and isinstance(two, dict) and one != two:
                 names = [key for key in {**one, **two} if one.get(key) != two.get(key)]
-                found.append(f"{words} ({', '.join(names)})")
+                differing.append(f"{words} ({', '.join(names)})")
             elif one != two:
-                found.append(words)
-        return found
+                differing.append(words)
+        return differing
 
     def document(self) -> dict[str, Any]:
         """As JSON values."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         return values
+
+    @property
+    def several(self) -> bool:
+        """Whether images have several labels."""
+        return self.task == "several labels"
 
     def weights(self) -> str | Path:
         """What to load as the backbone: the path it was loaded from, while it exists; else its name."""

@@ -1,54 +1,47 @@
-"""The FastAPI application of a service."""
+"""The application of a service."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.routing import Route
 
-from dear import __version__
 from dear.errors import DearError
 from dear.serve.errors import Refused
 from dear.serve.middleware import LOG, RequestMiddleware, response_of
-from dear.serve.routes import router
+from dear.serve.routes import serving_routes
 from dear.serve.service import Service
 
 _CLOSE_SECONDS = 2.0  # for what remains when the server has answered or given up all requests
 
 
-def make_app(service: Service, start_decoders: bool = False) -> FastAPI:
+def make_app(service: Service, start_decoders: bool = False) -> Starlette:
     """The application of a service, which it closes when it stops.
 
     With `start_decoders` the processes that decode images start before the first request.
     """
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         if start_decoders:
             service.decoder.start()
         yield
         await anyio.to_thread.run_sync(service.close, _CLOSE_SECONDS)
 
-    app = FastAPI(
-        title="dear",
-        version=__version__,
-        lifespan=lifespan,
-        routes=router.routes,
-        openapi_url=None,  # `routes` serves it from bytes
-        redirect_slashes=False,
-    )
+    handlers: dict[Any, Any] = {Refused: _refused, DearError: _failed, HTTPException: _http_error}
+    app = Starlette(routes=serving_routes(), lifespan=lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False
     app.state.service = service
-    app.add_middleware(RequestMiddleware, metrics=service.metrics, traffic=service.traffic)
-    app.add_exception_handler(Refused, _refused)
-    app.add_exception_handler(DearError, _failed)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
+    paths = {route.endpoint: route.path for route in app.routes if isinstance(route, Route)}
+    app.add_middleware(RequestMiddleware, metrics=service.metrics, traffic=service.traffic, paths=paths)
     return app
 
 
@@ -71,9 +64,3 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
         405: f"{path!r} does not accept {request.method}; see /docs",
     }
     return response_of(Refused(status, sentences.get(status, str(error.detail))), **(error.headers or {}))
-
-
-async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-    """Parameters of the address that are not valid."""
-    reasons = [f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()]
-    return response_of(Refused(400, "; ".join(reasons)[:1000]))

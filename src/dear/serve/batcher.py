@@ -1,8 +1,8 @@
 """Continuous batching: a batch starts as soon as the device is free, with what waits for it.
 
-Images of many requests wait in one queue that is fair between callers, and one thread computes, so that a
-device is never asked for two things at once. Other work for the device (class
-texts, in slices) waits in the same queue and is computed between two batches.
+Images of many requests wait in one queue that is fair between callers. One thread computes, so that a device
+never computes two batches at once. Other work for the device (class texts, in slices) waits in the same queue
+and is computed between two batches.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ V = TypeVar("V")
 
 
 class _Request:
-    """Jobs that are answered together, on the event loop that asked."""
+    """Jobs that are answered together, and the event loop that waits for them."""
 
     def __init__(self, count: int) -> None:
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[list[Any]] = self.loop.create_future()
         self._results: list[Any] = [None] * count
-        self._left = count
+        self._missing = count
         self.began: float | None = None  #: when the first job was computed
 
     def set(self, number: int, result: Any) -> None:
         """Note a result, or the exception in its place."""
         self._results[number] = result
-        self._left -= 1
+        self._missing -= 1
         if self.future.done():
             return
         if isinstance(result, BaseException):
             self.future.set_exception(result)
-        elif not self._left:
+        elif not self._missing:
             self.future.set_result(self._results)
 
 
@@ -60,8 +60,8 @@ class _Waiting(NamedTuple):
 
 
 @dataclass
-class _Begun:
-    """A batch that the device has begun with."""
+class _Started:
+    """A batch that the device computes."""
 
     batch: list[_Waiting]
     live: list[_Waiting]  #: those that somebody still waits for
@@ -70,7 +70,7 @@ class _Begun:
     computed: float = 0.0  #: processor seconds so far
 
     def call(self, function: Callable[[], Any]) -> None:
-        """Take what a function returns for results; an exception is that of every job."""
+        """Use what a function returns as results; an exception is the result of every job."""
         began = time.thread_time()
         try:
             self.results = function()
@@ -87,9 +87,9 @@ class Batcher(Generic[J, R]):
             device computes by itself, a function that waits for them: the next batch begins before if it
             would be full.
         largest: jobs in a batch; fewer where they take long (`dear.serve.turns`).
-        longest_wait: seconds that a job which found the device busy waits for others; one that finds it idle
-            is computed at once.
-        most_queued: jobs waiting at once; more are refused, except of callers that have few of them.
+        longest_wait: seconds that a job waits for others if it arrives while the device is busy; if the
+            device is idle, the job is computed at once.
+        most_queued: jobs waiting at once; more are refused, except for callers with few of them.
         most_per_caller: jobs of one caller waiting at once; None: as many as there are places.
         observe: called with (jobs in the batch, seconds of the computation) after every batch.
     """
@@ -144,11 +144,11 @@ class Batcher(Generic[J, R]):
         with self._changed:
             if self._closed:
                 raise shutting_down()
-            total, own = self._held.total(), self._held[caller]
-            if total + len(waiting) > self._most and own + len(waiting) > self._share(caller):
+            total, held = self._held.total(), self._held[caller]
+            if total + len(waiting) > self._most and held + len(waiting) > self._share(caller):
                 raise Refused(429, f"{total} images are waiting; try again", retry_after=1)
-            if own + len(waiting) > self._most_per_caller:
-                raise Refused(429, f"{own} images of this key wait; try again", retry_after=1)
+            if held + len(waiting) > self._most_per_caller:
+                raise Refused(429, f"{held} images of this key wait; try again", retry_after=1)
             if not total:
                 self._progress = time.monotonic()
             self._held[caller] += len(waiting)
@@ -161,31 +161,31 @@ class Batcher(Generic[J, R]):
         return self._most // (2 * len({*self._held, caller}))
 
     def close(self, seconds: float | None = None) -> None:
-        """Answer what is queued, then stop; what is left after that many seconds is refused."""
+        """Answer what is queued, then stop; after `seconds` the rest is refused."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         self._thread.join(seconds)
         with self._changed:
-            left = self._queue.clear()
-        _deliver([(one, shutting_down()) for one in left])
+            unanswered = self._queue.clear()
+        _deliver([(one, shutting_down()) for one in unanswered])
 
     def _work(self) -> None:
-        begun: _Begun | None = None  # the device computes it while the next one is collected
+        started: _Started | None = None  # the device computes it while the next one is collected
         while True:
-            if begun is not None and not self._full():
-                self._finish(begun)
-                begun = None
+            if started is not None and not self._full():
+                self._finish(started)
+                started = None
             batch = self._collect()
-            following = self._begin(batch) if batch and (begun is None or _is_job(batch[0])) else None
-            if begun is not None:
-                self._finish(begun)
+            following = self._begin(batch) if batch and (started is None or _is_job(batch[0])) else None
+            if started is not None:
+                self._finish(started)
             if not batch:
                 return
-            begun = following or self._begin(batch)
-            if not callable(begun.results):
-                self._finish(begun)
-                begun = None
+            started = following or self._begin(batch)
+            if not callable(started.results):
+                self._finish(started)
+                started = None
 
     def _full(self) -> bool:
         """Whether a whole batch waits."""
@@ -207,39 +207,39 @@ class Batcher(Generic[J, R]):
                 one = self._queue.take(_is_job)
                 if one is not None:
                     batch.append(one)
-                elif self._closed or (left := until - time.monotonic()) <= 0 or len(self._queue):
+                elif self._closed or (remaining := until - time.monotonic()) <= 0 or len(self._queue):
                     break
                 else:
-                    self._changed.wait(left)
+                    self._changed.wait(remaining)
             return batch
 
-    def _begin(self, batch: list[_Waiting]) -> _Begun:
+    def _begin(self, batch: list[_Waiting]) -> _Started:
         """Compute a batch, or have the device begin with it."""
         live = [one for one in batch if not one.request.future.done()]
-        begun = _Begun(batch, live, time.perf_counter())
+        started = _Started(batch, live, time.perf_counter())
         for one in live:
-            one.request.began = one.request.began or begun.since
+            one.request.began = one.request.began or started.since
         if live and not _is_job(live[0]):
-            begun.call(lambda: [live[0].function()])
+            started.call(lambda: [live[0].function()])
         elif live:
-            begun.call(partial(self._compute, [one.job for one in live]))
-        return begun
+            started.call(partial(self._compute, [one.job for one in live]))
+        return started
 
-    def _finish(self, begun: _Begun) -> None:
+    def _finish(self, started: _Started) -> None:
         """Hand out a batch's results when they are there."""
-        if callable(begun.results):
-            begun.call(begun.results)
-        live, images = begun.live, bool(begun.live) and _is_job(begun.live[0])
+        if callable(started.results):
+            started.call(started.results)
+        live, images = started.live, bool(started.live) and _is_job(started.live[0])
         if images:
-            self._pace.took(len(live), begun.computed)
-        _deliver(list(zip(live, begun.results, strict=True)))
+            self._pace.took(len(live), started.computed)
+        _deliver(list(zip(live, started.results, strict=True)))
         with self._changed:
             self._progress = self._free = time.monotonic()
-            for one in begun.batch:
+            for one in started.batch:
                 self._held[one.caller] -= 1
             self._held = +self._held
         if self._observe is not None and images:
-            self._observe(len(live), time.perf_counter() - begun.since)
+            self._observe(len(live), time.perf_counter() - started.since)
 
 
 async def _staged(request: _Request) -> list[Any]:
@@ -256,9 +256,9 @@ def _deliver(answers: Sequence[tuple[_Waiting, Any]]) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Waiting, Any]]] = {}
     for one, result in answers:
         by_loop.setdefault(one.request.loop, []).append((one, result))
-    for loop, own in by_loop.items():
+    for loop, results in by_loop.items():
         with suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(_set_all, own)
+            loop.call_soon_threadsafe(_set_all, results)
 
 
 def _set_all(answers: Sequence[tuple[_Waiting, Any]]) -> None:

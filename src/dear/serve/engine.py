@@ -2,67 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dear.calibration.scales import apply_scales
 from dear.clip.gpu import Recorder
 from dear.clip.model import Clip
 from dear.clip.variant import matrix_dtype
 from dear.heads.contributions import head_outputs
 from dear.images.views import normalize
-from dear.methods.base import Method, unit
+from dear.methods.base import Method
 from dear.methods.dear import DeAR
+from dear.methods.tensors import unit
+from dear.runs.answer import Answer
 from dear.runs.model import Model
+from dear.runs.ranking import Ranking
 from dear.serve import mixed_batch
+
+_MOST_RANKINGS = 4  # of an answerer that are cached
 
 
 class Answerer:
-    """A model as the engine asks it: it does not change, so what every image needs is looked up once."""
+    """A model that answers images. It does not change, so what every image needs is looked up once."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.method = model, model.bound
-        self._scales: Tensor | None = None
-        self._known = False
+        self.rankings: dict[tuple[int, float | None, float | None], Ranking] = {}  #: by the options
 
-    @property
-    def scales(self) -> Tensor | None:
-        """The calibration of each class on the CPU; None where there is none."""
-        if not self._known:
-            scales = self.model.scale.factors(self.method.modes[0])
-            self._scales = None if scales is None else scales.float().cpu()
-            self._known = True
-        return self._scales
+    def ranking(self, top: int = 5, reject: float | None = None, certain: float | None = None) -> Ranking:
+        """How it answers with these options (`Ranking`); a long list of classes takes a moment."""
+        ranking = Ranking(self.model, top, self.method.modes[0], reject, certain)
+        if len(self.rankings) >= _MOST_RANKINGS:
+            self.rankings = {}
+        self.rankings[top, reject, certain] = ranking
+        return ranking
 
 
 class ImageJob(NamedTuple):
     """One image of a request."""
 
     pixels: Tensor  #: uint8 [3, S, S]
-    answerer: Answerer | None  #: the adapter; None asks for the frozen image feature
-    spaces: bool = False  #: asks for unit features in the adapter's spaces [A, E] instead of logits
-    #: asks for the frozen image feature and the outputs of these layers' heads behind it, [E + L · H · d]
+    answerer: Answerer | None  #: the adapter; None: the result is the frozen image feature
+    ranking: Ranking | None = None  #: of the answerer: the result is an answer instead of logits
+    spaces: bool = False  #: the result is unit features in the adapter's spaces [A, E] instead of logits
+    #: the result is the frozen image feature followed by the outputs of these layers' heads, [E + L · H · d]
     layers: tuple[int, ...] = ()
-    nearness: bool = False  #: also asks how near it is to the adapter's training images, behind the logits
-    top: int = 0  #: asks for the likeliest so many classes instead of logits
 
 
-class Likeliest(NamedTuple):
-    """The likeliest classes of an image; empty where its scores are not finite."""
-
-    numbers: list[int]
-    probabilities: list[float]
-
-    def first(self, count: int) -> Likeliest:
-        """Of these the first so many."""
-        return Likeliest(self.numbers[:count], self.probabilities[:count])
-
-
-Result = Tensor | Likeliest
+Result = Tensor | Answer
 
 
 class Engine:
@@ -92,116 +82,103 @@ class Engine:
         return len(self.run)
 
     def compute(self, jobs: Sequence[ImageJob]) -> list[Result]:
-        """Calibrated logits [C_i] of each image under its adapter, or unit features [E] or [A, E].
+        """Answers of each image under its adapter, logits [C_i], or unit features [E] or [A, E], on the CPU.
 
-        All on the CPU. Jobs with `top` get the likeliest classes in the place of logits.
+        An answer has no classes where the logits are not finite.
         """
         return self._launch(jobs)()
 
     def begin(self, jobs: Sequence[ImageJob]) -> list[Result] | Callable[[], list[Result]]:
         """What `compute` returns; on a GPU a function that waits for it, so that the next batch may begin."""
-        found = self._launch(jobs)
-        return found if self.clip.device.type == "cuda" else found()
+        finish = self._launch(jobs)
+        return finish if self.clip.device.type == "cuda" else finish()
 
     @torch.inference_mode()
     def _launch(self, jobs: Sequence[ImageJob]) -> Callable[[], list[Result]]:
-        """Ask the device for all of a batch; the function waits for the logits, all else is there."""
+        """Start the computation of a batch; the function that is returned waits for the logits."""
         config = self.clip.config
         pinned = self.clip.device.type == "cuda"
         raw = torch.empty((len(jobs), *jobs[0].pixels.shape), dtype=torch.uint8, pin_memory=pinned)
         torch.stack([job.pixels for job in jobs], out=raw)
         pixels = normalize(raw.to(self.clip.device, non_blocking=True), config.mean, config.std)
-        found: dict[int, Result] = {}
+        results: dict[int, Result] = {}
         plain = [row for row, job in enumerate(jobs) if job.answerer is None and not job.layers]
         if plain:
             (features,) = self.run(("image", id(self.tower)), partial(_encode, self.tower), pixels[plain])
-            found.update(zip(plain, features.cpu(), strict=True))
-        found |= self._in_spaces(jobs, pixels) | self._in_heads(jobs, pixels)
-        asked = [(row, job.answerer) for row, job in enumerate(jobs) if job.answerer and not job.spaces]
-        if not asked:
-            return lambda: [found[row] for row in range(len(jobs))]
-        part = pixels if len(asked) == len(jobs) else pixels[[row for row, _ in asked]]
-        near = [place for place, (row, _) in enumerate(asked) if jobs[row].nearness]
+            results.update(zip(plain, features.cpu(), strict=True))
+        results |= self._in_spaces(jobs, pixels) | self._in_heads(jobs, pixels)
+        adapted = [(row, job.answerer) for row, job in enumerate(jobs) if job.answerer and not job.spaces]
+        if not adapted:
+            return lambda: [results[row] for row in range(len(jobs))]
+        part = pixels if len(adapted) == len(jobs) else pixels[[row for row, _ in adapted]]
+        rankings = [jobs[row].ranking for row, _ in adapted]
+        near = [place for place, one in enumerate(rankings) if one is not None and one.needs_nearness]
         logits, frozen = mixed_batch.logits_and_features(
-            [answerer.method for _, answerer in asked], part, near, run=self.run
+            [answerer.method for _, answerer in adapted], part, near, run=self.run
         )
         on_cpu = _to_cpu(logits)
-        nearness = {place: asked[place][1].model.scale.nearness(own[None]) for place, own in frozen.items()}
+        nearness = {
+            place: ranking.nearness(frozen[place][None])
+            for place, ranking in enumerate(rankings) if ranking is not None and place in frozen
+        }  # fmt: skip
 
         @torch.inference_mode()
         def finish() -> list[Result]:
-            answers = _answers([(jobs[row], answerer) for row, answerer in asked], on_cpu())
-            for place, ((row, _), answer) in enumerate(zip(asked, answers, strict=True)):
-                found[row] = answer
-                if place in nearness and isinstance(answer, Tensor):
-                    found[row] = torch.cat([answer, nearness[place]])
-            return [found[row] for row in range(len(jobs))]
+            answers = _ranked(rankings, on_cpu(), nearness)
+            results.update((row, answer) for (row, _), answer in zip(adapted, answers, strict=True))
+            return [results[row] for row in range(len(jobs))]
 
         return finish
 
     def _in_spaces(self, jobs: Sequence[ImageJob], pixels: Tensor) -> dict[int, Tensor]:
-        """Unit features [A, E] of the jobs that ask for them, by their place."""
+        """Unit features [A, E] of the jobs with `spaces`, by their place."""
         groups: dict[Method, list[int]] = {}
         for row, job in enumerate(jobs):
             if job.spaces and job.answerer is not None:
                 groups.setdefault(job.answerer.method, []).append(row)
-        found: dict[int, Tensor] = {}
+        results: dict[int, Tensor] = {}
         for method, rows in groups.items():
             if isinstance(method, DeAR):
                 features = unit(method.attribute_features(pixels[rows]).float())  # [b, A, E]
             else:
-                features = unit(method.clip.focused(()).encode_image(pixels[rows]).float())[:, None]
-            found.update(zip(rows, features.cpu(), strict=True))
-        return found
+                features = unit(method.clip.encode_image(pixels[rows]).float())[:, None]
+            results.update(zip(rows, features.cpu(), strict=True))
+        return results
 
     def _in_heads(self, jobs: Sequence[ImageJob], pixels: Tensor) -> dict[int, Tensor]:
-        """Image features and head outputs [E + L · H · d] of the jobs that ask for them, by their place."""
+        """Image features and head outputs [E + L · H · d] of the jobs with `layers`, by their place."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for row, job in enumerate(jobs):
             if job.layers:
                 groups.setdefault(job.layers, []).append(row)
-        found: dict[int, Tensor] = {}
+        results: dict[int, Tensor] = {}
         for layers, rows in groups.items():
-            own = head_outputs(self.clip, pixels[rows], layers)
-            together = torch.cat([own.features, own.outputs.flatten(1)], dim=1)
-            found.update(zip(rows, together.cpu(), strict=True))
-        return found
+            heads = head_outputs(self.clip, pixels[rows], layers)
+            together = torch.cat([heads.features, heads.outputs.flatten(1)], dim=1)
+            results.update(zip(rows, together.cpu(), strict=True))
+        return results
 
 
 def _encode(clip: Clip, pixels: Tensor) -> tuple[Tensor]:
     return (unit(clip.encode_image(pixels).float()),)
 
 
-def _answers(asked: Sequence[tuple[ImageJob, Answerer]], logits: Sequence[Tensor]) -> list[Result]:
-    """Logits [C_i] of each image, calibrated, or the likeliest classes by them; those of a length at once."""
-    found: list[Result] = list(logits)
-    places: dict[int, list[int]] = {}
-    for place, row in enumerate(logits):
-        places.setdefault(row.shape[0], []).append(place)
-    for same in places.values():
-        rows = _calibrated(torch.stack([logits[one] for one in same]), [asked[one][1] for one in same])
-        tops = [asked[one][0].top for one in same]
-        ranked = likeliest(rows, max(tops)) if any(tops) else None
-        for number, (place, top) in enumerate(zip(same, tops, strict=True)):
-            found[place] = ranked[number].first(top) if ranked and top else rows[number]
-    return found
-
-
-def _calibrated(logits: Tensor, answerers: Sequence[Answerer]) -> Tensor:
-    """Logits [B, C] of images of different adapters on the scale of each."""
-    scales = [answerer.scales for answerer in answerers]
-    if all(one is None for one in scales):
-        return logits
-    as_is = torch.stack([torch.ones(logits.shape[1]), torch.zeros(logits.shape[1])])
-    return apply_scales(logits, torch.stack([as_is if one is None else one for one in scales], dim=1))
-
-
-def likeliest(logits: Tensor, top: int) -> list[Likeliest]:
-    """The likeliest classes of images by their logits [B, C]."""
-    best = logits.softmax(dim=-1).topk(min(top, logits.shape[1]))
-    finite = logits.isfinite().all(dim=-1)
-    columns = zip(best.indices.tolist(), best.values.tolist(), finite.tolist(), strict=True)
-    return [Likeliest(which, values) if right else Likeliest([], []) for which, values, right in columns]
+def _ranked(
+    rankings: Sequence[Ranking | None], logits: Sequence[Tensor], nearness: Mapping[int, Tensor]
+) -> list[Result]:
+    """Answers of logits [C_i] by their rankings, those of one ranking at once; without one the logits."""
+    results: list[Result] = list(logits)
+    groups: dict[Ranking, list[int]] = {}
+    for place, ranking in enumerate(rankings):
+        if ranking is not None:
+            groups.setdefault(ranking, []).append(place)
+    for ranking, places in groups.items():
+        rows = torch.stack([logits[place] for place in places])  # [b, C]
+        near = torch.cat([nearness[place] for place in places]) if ranking.needs_nearness else None
+        finite = rows.isfinite().all(dim=-1).tolist()
+        for place, answer, usable in zip(places, ranking.answers(rows, near), finite, strict=True):
+            results[place] = answer if usable else Answer("", ())
+    return results
 
 
 def _to_cpu(rows: Sequence[Tensor]) -> Callable[[], list[Tensor]]:

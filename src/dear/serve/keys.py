@@ -7,7 +7,6 @@ Keys are compared as digests, in constant time. The file is read again when it c
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from msgspec import Meta
 
 from dear.errors import DearError, UsageError
 from dear.serve.errors import Refused
+from dear.utils.digest import of_parts
 from dear.utils.text import Word, decode
 
 _SHORTEST = 16  # characters; shorter keys can be guessed
@@ -57,10 +57,6 @@ class Caller:
         return EVERY in self.models or model in self.models
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
 class Keys:
     """Who may do what. Without a key file every adapter is open and management is off."""
 
@@ -81,10 +77,10 @@ class Keys:
             raise UsageError("duplicate name in the key file; every key needs another name")
         self.required = file is not None
         self._callers = [
-            (_digest(entry.key), Caller(name, frozenset(entry.models), entry.requests, entry.rate))
+            (of_parts(entry.key), Caller(name, frozenset(entry.models), entry.requests, entry.rate))
             for name, entry in zip(names, entries, strict=True)
         ]
-        self._management = _digest(file.management) if file and file.management else None
+        self._management = of_parts(file.management) if file and file.management else None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Keys:
@@ -131,7 +127,7 @@ class Keys:
         """Who sends an Authorization header."""
         if not self.required:
             return Caller(client)
-        digest, match = _digest(_bearer(header)), None
+        digest, match = of_parts(_bearer(header)), None
         for known, caller in self._callers:  # all are compared: the time is the same for every key
             if hmac.compare_digest(known, digest):
                 match = caller
@@ -152,7 +148,7 @@ class Keys:
 
     def _manages(self, header: str | None) -> bool:
         known = self._management
-        return known is not None and hmac.compare_digest(known, _digest(_bearer(header)))
+        return known is not None and hmac.compare_digest(known, of_parts(_bearer(header)))
 
 
 def _bearer(header: str | None) -> str:

@@ -45,7 +45,7 @@ class Metrics:
             "dear_batch_seconds", "Time of a batch.", buckets=_SECONDS, registry=registry
         )
         self.queued = Gauge("dear_queued_images", "Images waiting or being computed.", registry=registry)
-        self.adapters = Gauge("dear_adapters", "Adapters that can be asked.", registry=registry)
+        self.adapters = Gauge("dear_adapters", "Adapters that are served.", registry=registry)
         self.loaded = Gauge("dear_adapters_loaded", "Adapters ready on the device.", registry=registry)
         self.answers = Counter(
             "dear_answers", "Images by adapter and likeliest class.", ["model", "class"], registry=registry

@@ -8,9 +8,10 @@ import logging
 import random
 import re
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,10 +28,15 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestMiddleware:
-    """ASGI middleware; neither image content nor keys are ever logged."""
+    """ASGI middleware; neither image content nor keys are ever logged.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, traffic: Traffic) -> None:
-        self.app, self.metrics, self.traffic = app, metrics, traffic
+    `paths` are those of the routes by their endpoint, for log lines and counters.
+    """
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, traffic: Traffic, paths: Mapping[Any, str] | None = None
+    ) -> None:
+        self.app, self.metrics, self.traffic, self.paths = app, metrics, traffic, paths or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -90,7 +96,7 @@ class RequestMiddleware:
         return None
 
     def _record(self, scope: Scope, status: int, seconds: float, stages: dict[str, float]) -> None:
-        route = getattr(scope.get("route"), "path", "none")
+        route = self.paths.get(scope.get("endpoint"), "none")
         self.metrics.observe_request(route, status, seconds, stages)
         client, state = scope.get("client"), scope["state"]
         line = {
@@ -105,7 +111,7 @@ class RequestMiddleware:
         }
         if stages:
             line["stages"] = {name: round(part, 4) for name, part in stages.items()}
-        LOG.info(json.dumps(line))
+        LOG.info(msgspec.json.encode(line).decode())
 
 
 class _Body:

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from dear.clip.gpu import Runner, run_eagerly
 from dear.clip.model import Clip
-from dear.methods.base import Frozen, Method, frozen_feature
+from dear.methods.base import Method
 from dear.methods.dear import DeAR
+from dear.methods.frozen import Frozen
 from dear.serve import dear_stack
 
-T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 class Stack(NamedTuple):
@@ -61,27 +62,25 @@ def logits_and_features(
     An image that wants both goes through the frozen part of the tower once.
     """
     pixels = pixels.to(methods[0].clip.device)
-    found: list[Tensor | None] = [None] * len(methods)
     features: dict[int, Tensor] = {}
     groups = [(_groups(method)[0], _feature_clip(method) if row in wanted else None)
               for row, method in enumerate(methods)]  # fmt: skip
-    for (_, clip), rows in _grouped(groups).items():
-        own = [methods[row] for row in rows]
+
+    def compute(group: tuple[Hashable, Clip | None], rows: list[int]) -> list[Tensor]:
+        members, clip = [methods[row] for row in rows], group[1]
         part = pixels if len(rows) == len(methods) else pixels[rows]
         if clip is None:
-            stage = _stage(own, part, run)
-        else:
-            stage, more = _stage_and_feature(own, clip, part, run)
-            features.update(zip(rows, more, strict=True))
-        for row, logits in zip(rows, _answers(own, stage, mode, run), strict=True):
-            found[row] = logits
-    return [logits for logits in found if logits is not None], features
+            return _answers(members, _stage(members, part, run), mode, run)
+        stage, more = _stage_and_feature(members, clip, part, run)
+        features.update(zip(rows, more, strict=True))
+        return _answers(members, stage, mode, run)
+
+    return _in_groups(groups, compute), features
 
 
 def _feature_clip(method: Method) -> Clip:
     """The backbone whose feature is the method's, but for the affine part of a correction."""
-    clip = method.clip.focused(())
-    return clip if clip.visual.removed_heads else clip.plain
+    return method.clip if method.clip.visual.removed_heads else method.clip.plain
 
 
 def _stage_and_feature(
@@ -91,15 +90,12 @@ def _stage_and_feature(
     first = methods[0]
     if first.cut == "feature":
         stage = _stage(methods, pixels, run)
-        return stage, first.clip.parts(stage[0]).feature
-
-    def both(given: Tensor) -> Frozen:
-        stage, last, cut = first.stages(given)
-        return (*stage, frozen_feature(clip, cut, last))
-
+        return stage, stage.x
     key = ("stage and feature", id(clip), clip.visual.positions.data_ptr(), _stage_group(first))
-    *parts, features = run(key, both, pixels)
-    return tuple(parts), features if clip.visual.removed_heads else _corrected(methods, features)
+    stage = run(key, lambda batch: first.inference_stage(batch, feature_of=clip), pixels)
+    assert stage.feature is not None
+    features = stage.feature if clip.visual.removed_heads else _corrected(methods, stage.feature)
+    return stage._replace(feature=None), features
 
 
 def _groups(method: Method) -> tuple[tuple[int, Hashable], tuple[Hashable, ...]]:
@@ -117,8 +113,8 @@ def _stage_group(method: Method) -> tuple[int, Hashable]:
     A correction changes the feature alone, not the layers before it; heads that are left out change what
     the last layer gives, and what heads that are focused on contribute is corrected as the feature is.
     """
-    clip, key = method.clip, (method.cut, method.class_token_at)
-    alone = bool(clip.focus) or (method.cut in ("pooled", "feature") and bool(clip.visual.removed_heads))
+    clip, key = method.clip, (method.cut, method.class_token_at, method.focus)
+    alone = bool(method.focus) or (method.cut in ("pooled", "feature") and bool(clip.visual.removed_heads))
     return id(clip) if alone else id(clip.plain), key
 
 
@@ -128,40 +124,39 @@ def _stage(methods: Sequence[Method], pixels: Tensor, run: Runner) -> Frozen:
     clip = first.clip
     if first.cut == "pixels":
         return first.inference_stage(pixels)
-    if first.cut == "feature" and not clip.visual.removed_heads and not clip.focus:
+    if first.cut == "feature" and not clip.visual.removed_heads and not first.focus:
         plain = clip.plain
         shared = ("stage", id(plain), plain.visual.positions.data_ptr(), "feature")
-        (features,) = run(shared, lambda given: (plain.encode_image(given),), pixels)
-        return (_corrected(methods, features),)
+        (features,) = run(shared, lambda batch: (plain.encode_image(batch),), pixels)
+        return Frozen(_corrected(methods, features))
     group, key = _stage_group(first)
     return run(("stage", group, clip.visual.positions.data_ptr(), key), first.inference_stage, pixels)
 
 
 def _corrected(methods: Sequence[Method], features: Tensor) -> Tensor:
     """Plain features [B, E] as each method's backbone corrects them."""
-    found = features
-    for rows in _grouped([id(method.clip) for method in methods]).values():
-        visual = methods[rows[0]].clip.visual
-        if visual.correction is not None:
-            found = features.clone() if found is features else found
-            found[rows] = visual.correct(features[rows])
-    return found
+    if all(method.clip.visual.correction is None for method in methods):
+        return features
+    clips = [method.clip for method in methods]
+    return torch.stack(_in_groups(clips, lambda clip, rows: clip.visual.correct(features[rows]).unbind()))
 
 
 def _answers(methods: Sequence[Method], frozen: Frozen, mode: str | None, run: Runner) -> list[Tensor]:
     """Logits of each image from the frozen stage, which all methods here share."""
-    found: list[Tensor | None] = [None] * len(methods)
-    for (key, *_), rows in _grouped([_groups(method)[1] for method in methods]).items():
-        own = [methods[row] for row in rows]
-        part = frozen if len(rows) == len(methods) else tuple(tensor[rows] for tensor in frozen)
-        several = run is not run_eagerly or any(method is not own[0] for method in own)
-        if key is not None and several:  # a single adapter needs no stack unless it is to be recorded
-            answers = STACKS[type(own[0])].logits(own, part, own[0].pick_mode(mode), run)
-        else:
-            answers = _one_by_one(own, part, mode)
-        for row, logits in zip(rows, answers, strict=True):
-            found[row] = logits
-    return [logits for logits in found if logits is not None]
+
+    def compute(group: tuple[Hashable, ...], rows: list[int]) -> list[Tensor]:
+        members = [methods[row] for row in rows]
+        part = frozen if len(rows) == len(methods) else frozen.rows(rows)
+        several = run is not run_eagerly or any(method is not members[0] for method in members)
+        if group[0] is not None and several:  # a single adapter needs no stack unless it is to be recorded
+            return STACKS[type(members[0])].logits(members, part, members[0].pick_mode(mode), run)
+        return _in_groups(members, lambda method, places: _logits(method, part.rows(places), mode))
+
+    return _in_groups([_groups(method)[1] for method in methods], compute)
+
+
+def _logits(method: Method, frozen: Frozen, mode: str | None) -> tuple[Tensor, ...]:
+    return method.logits_from_frozen(frozen)[method.pick_mode(mode)].unbind()
 
 
 def _stack_group(method: Method) -> tuple[Hashable, ...]:
@@ -171,20 +166,12 @@ def _stack_group(method: Method) -> tuple[Hashable, ...]:
     return key, visual.removed_heads, visual.correction is None
 
 
-def _one_by_one(methods: Sequence[Method], frozen: Frozen, mode: str | None) -> list[Tensor]:
-    """Logits of each image, a pass for every adapter."""
-    found: list[Tensor | None] = [None] * len(methods)
-    for rows in _grouped([id(method) for method in methods]).values():
-        method = methods[rows[0]]
-        logits = method.logits_from_frozen(tuple(tensor[rows] for tensor in frozen))[method.pick_mode(mode)]
-        for row, own in zip(rows, logits, strict=True):
-            found[row] = own
-    return [logits for logits in found if logits is not None]
-
-
-def _grouped(keys: Sequence[T]) -> dict[T, list[int]]:
-    """Places of equal keys, in the order of their first one."""
-    places: dict[T, list[int]] = {}
+def _in_groups(keys: Sequence[K], compute: Callable[[K, list[int]], Sequence[Tensor]]) -> list[Tensor]:
+    """Results in the order of the keys; `compute` gets a key and all its places."""
+    groups: dict[K, list[int]] = {}
     for place, key in enumerate(keys):
-        places.setdefault(key, []).append(place)
-    return places
+        groups.setdefault(key, []).append(place)
+    results: dict[int, Tensor] = {}
+    for key, places in groups.items():
+        results.update(zip(places, compute(key, places), strict=True))
+    return [results[place] for place in range(len(keys))]

@@ -1,7 +1,7 @@
 """The service as a Ray Serve application: the same routes, several replicas, on one machine or many.
 
 Every replica holds the backbone and reads the runs folder, which all machines must see under the same path.
-Several backbones are several applications, each under a route of its own.
+Several backbones are several applications, each under a different route.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RayService:
 
 
 def build(service: RayService) -> Any:
-    """The FastAPI application of one replica."""
+    """The application of one replica."""
     from pathlib import Path
 
     from dear.clip.factory import load

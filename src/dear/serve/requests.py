@@ -6,45 +6,40 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from functools import partial
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
-from fastapi import Request
-from starlette.datastructures import Headers, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 
 from dear.errors import DearError, UsageError
 from dear.runs.class_lists import resolve_classes, split_class_list
 from dear.serve.decoding import Decoding, Upload
 from dear.serve.errors import Refused
+from dear.serve.forms import parse_form
 from dear.serve.schemas import MOST_LISTED, EmbeddingsOptions, Options
 from dear.serve.settings import Limits
 from dear.serve.stages import stage
-from dear.serve.turns import FairThreads
 
 O = TypeVar("O", bound=Options)  # noqa: E741
-T = TypeVar("T")
 # Bytes of a body that is read on the event loop, in less than a millisecond; a thread would cost more.
 _SHORT = 64 * 2**10
-_MOST_FIELD_BYTES = 512 * 1024  # of a part that is no file
-_MOST_PARAMETERS = 32  # of a header of a part
 _MOST_NAME = 255  # characters of a file's name that are repeated in the answer
-_BOOLEANS = dict.fromkeys(("true", "1", "yes", "on"), True)
-_BOOLEANS |= dict.fromkeys(("false", "0", "no", "off"), False)
-_CHARSET = re.compile(r";\s*charset=[^;]*", re.IGNORECASE)  # fields are UTF-8, whatever it names
+_BOOLEANS = {"on": True, "yes": True, "off": False, "no": False}  # in addition to msgspec's
 _DATA_URL = re.compile(r"data:image/[A-Za-z0-9.+-]{1,40};base64,")
 _OTHER_URL = re.compile(r"(data:|[A-Za-z][A-Za-z0-9+.-]{1,20}://)", re.ASCII)
 
 
 class RequestReader:
-    """Reads bodies; long ones in threads, in which callers take turns, not on the event loop."""
+    """Reads bodies; long ones in threads, of which a caller has at most half, not on the event loop."""
 
     def __init__(self, decoding: Decoding, threads: int = 4) -> None:
         self._decoding, self._limits = decoding, decoding.limits
-        self._threads = FairThreads(threads, "dear-serve-read")
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="dear-serve-read")
+        self._most = max(1, threads // 2)  # of one caller at once: others find a thread
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def read(self, request: Request, options: type[O], caller: str) -> tuple[list[Upload], O]:
         """Images and options of a request."""
@@ -56,12 +51,15 @@ class RequestReader:
         read = self._read_json if kind == "application/json" else self._read_form
         if len(body) <= _SHORT:
             return read(body, header, options)
+        turn = self._turns.setdefault(caller, asyncio.Semaphore(self._most))
         with stage("read"):
-            return await self._threads.call(partial(read, body, header, options), caller, len(body))
+            async with turn:
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._threads, read, body, header, options)
 
     def close(self) -> None:
         """End the threads."""
-        self._threads.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _read_json(self, body: bytes, content_type: str, kind: type[O]) -> tuple[list[Upload], O]:
         try:
@@ -76,17 +74,15 @@ class RequestReader:
 
     def _read_form(self, body: bytes, content_type: str, kind: type[O]) -> tuple[list[Upload], O]:
         limits = self._limits
-        items = _complete(_parse_form(body, content_type, limits.images, limits.classes + 16))
         fields: dict[str, list[str]] = {}
         files: list[tuple[str, bytes]] = []
-        for name, value in items:
+        for name, filename, value in parse_form(body, content_type, limits.images, limits.classes + 16):
             if isinstance(value, str):
                 fields.setdefault(name, []).append(value)
             elif name != "files":
                 raise Refused(400, f"unknown field {name[:80]!r}; send images in the field files")
             else:
-                title = (value.filename or "")[:_MOST_NAME] or f"file {len(files) + 1}"
-                files.append((title, value.file.read()))
+                files.append(((filename or "")[:_MOST_NAME] or f"file {len(files) + 1}", value))
         options = options_of_fields(fields, kind)
         if isinstance(options, EmbeddingsOptions) and _image_texts(options):
             raise Refused(400, "send images of a form as files, not as data: URLs")
@@ -113,59 +109,6 @@ async def receive_body(request: Request, limits: Limits) -> bytes:
     except TimeoutError:
         raise Refused(408, f"the body must arrive within {limits.body_seconds:g} seconds") from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-class _FormParser(MultiPartParser):
-    """Starlette's parser, without temporary files, and with few parameters per header: many take minutes."""
-
-    spool_max_size = 2**40  # the body is in memory already
-    parameters = 0  # of the current header
-
-    def on_header_value(self, data: bytes, start: int, end: int) -> None:
-        """A piece of a header's value."""
-        self.parameters += data.count(b";", start, end)
-        if self.parameters > _MOST_PARAMETERS:
-            raise MultiPartException(f"A header of a part has more than {_MOST_PARAMETERS} parameters.")
-        super().on_header_value(data, start, end)
-
-    def on_header_end(self) -> None:
-        """The end of a header."""
-        self.parameters = 0
-        super().on_header_end()
-
-
-async def _parse_form(
-    body: bytes, content_type: str, max_files: int, max_fields: int
-) -> list[tuple[str, str | UploadFile]]:
-    """Fields and files of a form, in their order."""
-
-    async def stream() -> AsyncGenerator[bytes, None]:
-        yield body
-
-    parser = _FormParser(
-        Headers({"content-type": _CHARSET.sub("", content_type)}),
-        stream(),
-        max_files=max_files,
-        max_fields=max_fields,
-        max_part_size=_MOST_FIELD_BYTES,
-    )
-    try:
-        form = await parser.parse()
-    except MultiPartException as error:
-        too_much = "maximum" in error.message.lower()
-        raise Refused(413 if too_much else 400, f"the form cannot be read: {error.message}") from None
-    except (ValueError, LookupError):  # of a boundary or a charset that is none
-        raise Refused(400, "the form cannot be read") from None
-    return form.multi_items()
-
-
-def _complete(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never waits, without an event loop."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return cast(T, end.value)
-    raise RuntimeError("the coroutine waits")
 
 
 def _image_texts(options: Options) -> list[str]:
@@ -203,14 +146,10 @@ def options_of_fields(fields: dict[str, list[str]], kind: type[O]) -> O:
             values[name] = texts
         elif len(texts) != 1:
             raise Refused(400, f"the field {name!r} must be sent once, got {len(texts)}")
-        elif name in ("top", "dimensions"):
-            values[name] = _integer(texts[0].strip())
-        elif name == "reject":
-            values[name] = _boolean(name, texts[0])
         else:
-            values[name] = texts[0]
+            values[name] = _BOOLEANS.get(texts[0].casefold(), texts[0]) if name == "reject" else texts[0]
     try:
-        return msgspec.convert(values, kind)
+        return msgspec.convert(values, kind, strict=False)  # numbers are texts in a form
     except msgspec.ValidationError as error:
         raise Refused(400, f"the form is not valid: {error}") from None
 
@@ -225,24 +164,10 @@ def _split_names(name: str, texts: list[str]) -> list[str]:
         raise Refused(400, f"{name}: {error}") from None
 
 
-def _boolean(name: str, text: str) -> bool:
-    value = _BOOLEANS.get(text.strip().casefold())
-    if value is None:
-        raise Refused(400, f"{name} must be true or false, got {text[:80]!r}")
-    return value
-
-
-def _integer(text: str) -> int:
-    """A number in at most nine plain digits; else -1, which no option takes."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
-
-
 def check_options(images: int, options: Options, limits: Limits) -> None:
     """Refuse options that no request may have."""
     if images > limits.images:
         raise Refused(413, f"a request may have at most {limits.images} images, got {images}")
-    if getattr(options, "top", 1) < 1:
-        raise Refused(400, "top must be an integer of at least 1")
     classes = getattr(options, "classes", None)
     if classes is not None and not 1 <= len(classes) <= limits.classes:
         raise Refused(400, f"classes must have 1 to {limits.classes} names, got {len(classes)}")

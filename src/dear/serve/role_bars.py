@@ -20,16 +20,16 @@ def role_bars(model: Model, raw: Sequence[Tensor]) -> list[dict[str, Any]]:
     if len(model.classes) < 2:
         raise Refused(400, "with one class there is nothing to explain an answer against")
     with torch.inference_mode(False):
-        own = model.bound.bound(model.bound.clip)
+        bound = model.bound.bound(model.bound.clip)
         # Texts were encoded in inference mode, from which no gradient can be taken.
-        own.prompts._frozen = own.prompts.frozen.clone()
-        config = own.clip.config
-        pixels = normalize(torch.stack(list(raw)).to(own.clip.device), config.mean, config.std)
+        bound.prompts.set_frozen(bound.prompts.frozen.clone())
+        config = bound.clip.config
+        pixels = normalize(torch.stack(list(raw)).to(bound.clip.device), config.mean, config.std)
         try:
-            found = Explainer(Model(own, model.calibration)).bars(pixels)
+            results = Explainer(Model(bound, model.calibration)).bars(pixels)
         except DearError as error:
             raise Refused(400, str(error)) from None
     return [
         {"answer": answer, "against": other, "bars": [bar.facts() for bar in bars]}
-        for answer, other, bars in found
+        for answer, other, bars in results
     ]

@@ -1,17 +1,26 @@
-"""The routes of the service."""
+"""The routes of the service: each gets a request and reads it itself, as Starlette's do.
+
+FastAPI describes them (`/openapi.json`). Its handling would take about a quarter of the event loop's time for
+a request of one image.
+"""
 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, Response
+from starlette.routing import Route
 from torch import Tensor
 
+from dear import __version__
+from dear.runs.answer import Answer
 from dear.serve.archive import check_run_name
 from dear.serve.decoding import Upload
 from dear.serve.docs_page import docs_page
@@ -38,16 +47,25 @@ from dear.serve.schemas import (
     request_body,
     request_schemas,
 )
-from dear.serve.service import Answer, Image, Service
+from dear.serve.service import Image, Service
 from dear.serve.store import Adapter
 
 REJECT_SHARE = 0.05  #: of images of known classes that a request with `reject` may refuse
 MOST_MODELS = 16  #: adapters of one request
-_PAGE_BYTES = 2**20  # of a page of adapters; a page has at least one
-router = APIRouter(
-    responses={"4XX": {"model": Refusal}, "5XX": {"model": Refusal}},
-    generate_unique_id_function=lambda route: route.name,
-)
+_PAGE_BYTES = 2**17  # of a page of adapters; a page has at least one
+_DESCRIPTION: dict[str, Any] = {
+    "responses": {"4XX": {"model": Refusal}, "5XX": {"model": Refusal}},
+    "generate_unique_id_function": lambda route: route.name,
+}
+router = APIRouter(**_DESCRIPTION)
+_NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+_EXPLAIN = {"name": "explain", "in": "query", "schema": {"type": "string", "enum": ["roles"]}}
+_LIMIT = {
+    "name": "limit",
+    "in": "query",
+    "schema": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
+}
+_AFTER = {"name": "after", "in": "query", "schema": {"type": "string"}}
 
 
 @dataclass(frozen=True)
@@ -64,10 +82,7 @@ def service_of(request: Request) -> Service:
 
 
 def identify(request: Request) -> Call:
-    """Who sends a request; refused if its key has no access to the adapter of the path.
-
-    A function that routes call: as a dependency of FastAPI it would cost every request 40 microseconds.
-    """
+    """Who sends a request; refused if its key has no access to the adapter of the path."""
     service = service_of(request)
     caller = service.keys.caller(request.headers.get("authorization"), _client(request))
     state = request.scope["state"]
@@ -101,11 +116,16 @@ def _require_access(caller: Caller, model: str) -> None:
 
 
 @router.post(
-    "/v1/models/{name}/classify", response_model=Classified, openapi_extra=request_body(ClassifyOptions)
+    "/v1/models/{name}/classify",
+    response_model=Classified,
+    openapi_extra=request_body(ClassifyOptions, _NAME, _EXPLAIN),
 )
-async def classify(request: Request, name: str, explain: Literal["roles"] | None = None) -> Response:
+async def classify(request: Request) -> Response:
     """Classes of images, most probable first."""
-    call = identify(request)
+    call, name = identify(request), request.path_params["name"]
+    explain = request.query_params.get("explain")
+    if explain not in (None, "roles"):
+        raise Refused(400, f"explain must be 'roles', got {explain[:80]!r}")
     service, caller = call.service, call.caller
     with service.traffic.request(caller):
         service.store.card(name)  # before the body is read
@@ -150,7 +170,7 @@ async def _classify(
     classes = requested_classes(options.classes, adapter.card.classes)
     answerer = await service.on_classes(adapter, classes, caller)
     share = REJECT_SHARE if options.reject else None
-    answers = await service.answers(images, adapter, answerer, options.top, share, caller)
+    answers = await service.answers(images, adapter, answerer, options.top, share, options.certain, caller)
     bars = await service.role_bars(images, answerer, caller) if explain else []
     best = [one.classes[0] for one in answers if not isinstance(one, Refused)]
     service.metrics.observe_answers(name, adapter.names, best)
@@ -162,11 +182,13 @@ async def _classify(
 
 
 @router.post(
-    "/v1/models/{name}/retrieve", response_model=Retrieved, openapi_extra=request_body(RetrieveOptions)
+    "/v1/models/{name}/retrieve",
+    response_model=Retrieved,
+    openapi_extra=request_body(RetrieveOptions, _NAME),
 )
-async def retrieve(request: Request, name: str) -> Response:
+async def retrieve(request: Request) -> Response:
     """Images of a stored gallery that are most like an image, per attribute."""
-    call = identify(request)
+    call, name = identify(request), request.path_params["name"]
     service, caller = call.service, call.caller
     with service.traffic.request(caller):
         service.store.card(name)
@@ -230,9 +252,14 @@ def _per_image(uploads: Sequence[Upload], answers: Sequence[dict[str, Any] | Ref
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
-    classes = [{"name": name, "probability": value} for name, value in answer.classes]
-    rejected = {} if answer.rejected is None else {"rejected": answer.rejected}
-    return {"classes": classes, **rejected}
+    body: dict[str, Any] = {"classes": [{"name": name, "probability": p} for name, p in answer.classes]}
+    if answer.rejected is not None:
+        body["rejected"] = answer.rejected
+    if answer.labels is not None:
+        body["labels"] = answer.labels
+    if answer.node is not None:
+        body["node"] = {"name": answer.node[0], "probability": answer.node[1]}
+    return body
 
 
 def _reply(adapter: Adapter, answers: list[Any]) -> dict[str, Any]:
@@ -240,8 +267,11 @@ def _reply(adapter: Adapter, answers: list[Any]) -> dict[str, Any]:
 
 
 def _json(value: Any) -> Response:
-    """A response that is encoded at once: the framework would validate every number first."""
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    return _json_bytes(msgspec.json.encode(value))
+
+
+def _json_bytes(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
 
 
 def _base64(row: Tensor) -> str:
@@ -251,88 +281,90 @@ def _base64(row: Tensor) -> str:
 # -- adapters -----------------------------------------------------------------------------------------
 
 
-@router.get("/v1/models", response_model=ModelList)
-async def models(
-    request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 100, after: str = ""
-) -> Response:
+@router.get("/v1/models", response_model=ModelList, openapi_extra={"parameters": [_LIMIT, _AFTER]})
+async def models(request: Request) -> Response:
     """Adapters that this key has access to, by name."""
     call = identify(request)
+    limit, after = request.query_params.get("limit", "100"), request.query_params.get("after", "")
+    if not re.fullmatch("[1-9][0-9]{0,2}|1000", limit):
+        raise Refused(400, f"limit must be from 1 to 1000, got {limit[:80]!r}")
     can_access = call.caller.can_access
     cards = [card for card in call.service.store.cards() if card.name > after and can_access(card.name)]
     page: list[bytes] = []
     size = 0
-    for card in cards[:limit]:
+    for card in cards[: int(limit)]:
         size += len(card.body)
         if page and size > _PAGE_BYTES:
             break
         page.append(card.body)
     more = b"true" if len(page) < len(cards) else b"false"
-    body = b'{"object":"list","data":[' + b",".join(page) + b'],"has_more":' + more + b"}"
-    return Response(body, media_type="application/json")
+    return _json_bytes(b'{"object":"list","data":[' + b",".join(page) + b'],"has_more":' + more + b"}")
 
 
-@router.get("/v1/models/{name}", response_model=ModelCard)
-async def model(request: Request, name: str) -> Response:
+@router.get("/v1/models/{name}", response_model=ModelCard, openapi_extra={"parameters": [_NAME]})
+async def model(request: Request) -> Response:
     """One adapter."""
-    return Response(identify(request).service.store.card(name).body, media_type="application/json")
+    return _json_bytes(identify(request).service.store.card(request.path_params["name"]).body)
 
 
 @router.get("/v1/galleries", response_model=GalleryList)
-async def galleries(request: Request) -> dict[str, Any]:
+async def galleries(request: Request) -> Response:
     """Names of the stored galleries."""
-    return {"galleries": list(identify(request).service.galleries.names)}
+    return _json({"galleries": identify(request).service.galleries.names})
 
 
-@router.post("/v1/models/{name}/load", response_model=ModelCard)
-async def load(request: Request, name: str) -> Response:
+@router.post("/v1/models/{name}/load", response_model=ModelCard, openapi_extra={"parameters": [_NAME]})
+async def load(request: Request) -> Response:
     """Serve a run of the folder, loaded at once (management)."""
     service = manage(request)
-    adapter = await service.manage(service.store.load, name)
-    return Response(adapter.card.body, media_type="application/json")
+    adapter = await service.manage(service.store.load, request.path_params["name"])
+    return _json_bytes(adapter.card.body)
 
 
-@router.post("/v1/models/{name}/unload", response_model=Unloaded)
-async def unload(request: Request, name: str) -> dict[str, Any]:
+@router.post("/v1/models/{name}/unload", response_model=Unloaded, openapi_extra={"parameters": [_NAME]})
+async def unload(request: Request) -> Response:
     """Stop serving a run; its folder stays (management)."""
+    name = request.path_params["name"]
     manage(request).store.unload(name)
-    return {"unloaded": name}
+    return _json({"unloaded": name})
 
 
 @router.put(
     "/v1/models/{name}/upload",
     response_model=ModelCard,
     openapi_extra={
+        "parameters": [_NAME],
         "requestBody": {
             "required": True,
             "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-        }
+        },
     },
 )
-async def upload(request: Request, name: str) -> Response:
+async def upload(request: Request) -> Response:
     """Put a run into the folder: a zip archive of its files (management)."""
     service = manage(request)
     body = await receive_body(request, service.settings.limits)
-    card = await service.manage(service.install, body, name)
-    return Response(card.body, media_type="application/json")
+    card = await service.manage(service.install, body, request.path_params["name"])
+    return _json_bytes(card.body)
 
 
 @router.get("/v1/management/problems", response_model=Problems)
-async def problems(request: Request) -> dict[str, Any]:
+async def problems(request: Request) -> Response:
     """Runs that are not served, and why (management)."""
-    return {"problems": manage(request).store.problems()}
+    return _json({"problems": manage(request).store.problems()})
 
 
 # -- operation ----------------------------------------------------------------------------------------
 
 
 @router.get("/health/live", response_model=Status)
-async def live() -> Response:
+async def live(request: Request) -> Response:
     """The process answers."""
-    return Response(b'{"status":"live"}', media_type="application/json")
+    return _json({"status": "live"})
 
 
-@router.get("/health/ready", response_model=Status, response_model_exclude_none=True)
-async def ready(request: Request) -> dict[str, Any]:
+@router.get("/health/ready", response_model=Status)
+async def ready(request: Request) -> Response:
     """Requests are answered; a key also sees the number of adapters."""
     service = service_of(request)
     reason = service.unready()
@@ -341,8 +373,9 @@ async def ready(request: Request) -> dict[str, Any]:
     try:
         service.keys.any_caller(request.headers.get("authorization"), _client(request))
     except Refused:
-        return {"status": "ready"}
-    return {"status": "ready", "adapters": len(service.store.cards()), "backbone": service.backbone}
+        return _json({"status": "ready"})
+    adapters = len(service.store.cards())
+    return _json({"status": "ready", "adapters": adapters, "backbone": service.backbone})
 
 
 @router.get("/metrics", response_class=Response)
@@ -368,14 +401,14 @@ async def docs(request: Request) -> HTMLResponse:
 @router.get("/openapi.json", include_in_schema=False)
 async def openapi(request: Request) -> Response:
     """The routes, for programs."""
-    return Response(_description(request)[0], media_type="application/json")
+    return _json_bytes(_description(request)[0])
 
 
 def _description(request: Request) -> tuple[bytes, bytes]:
     """The OpenAPI description and the page about it, encoded once."""
     state = request.app.state
     if not hasattr(state, "description"):
-        schema = request.app.openapi()
+        schema = get_openapi(title="dear", version=__version__, routes=router.routes)
         bearer = {"type": "http", "scheme": "bearer", "description": "a key of the service"}
         schema["components"]["securitySchemes"] = {"key": bearer}
         schema["components"]["schemas"] |= request_schemas()
@@ -385,3 +418,9 @@ def _description(request: Request) -> tuple[bytes, bytes]:
                     method["security"] = [{"key": []}]
         state.description = msgspec.json.encode(schema), docs_page(schema).encode()
     return cast(tuple[bytes, bytes], state.description)
+
+
+def serving_routes() -> list[Route]:
+    """The routes that an application serves."""
+    routes = [route for route in router.routes if isinstance(route, Route)]
+    return [Route(one.path, one.endpoint, methods=one.methods) for one in routes]

@@ -17,12 +17,16 @@ class ClassifyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A JSON request for classes; multipart requests have the same fields, and images as `files`."""
 
     images: Annotated[_Texts, Meta(description=_IMAGE)] = []
-    top: Annotated[int, Meta(description="number of classes to list, at least 1")] = 5
+    top: Annotated[int, Meta(ge=1, description="number of classes to list")] = 5
     classes: (
         Annotated[_Texts, Meta(description="other classes; + before any name adds all to the trained ones")]
         | None
     ) = None
     reject: Annotated[bool, Meta(description="mark images that belong to none of the classes")] = False
+    certain: (
+        Annotated[float, Meta(description="of a tree of classes: probability of the named node, 0.5 to 1")]
+        | None
+    ) = None
 
 
 class CompareOptions(ClassifyOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -35,7 +39,7 @@ class RetrieveOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A JSON request for similar images of a gallery."""
 
     images: Annotated[_Texts, Meta(description=_IMAGE)] = []
-    top: Annotated[int, Meta(description="number of images to list, at least 1")] = 5
+    top: Annotated[int, Meta(ge=1, description="number of images to list")] = 5
     gallery: str | None = None
     by: Annotated[str, Meta(description="features or heads")] = "features"
     attribute: str | None = None
@@ -81,6 +85,8 @@ class ModelCard(BaseModel):
     version: str = Field(description="changes when the run changes")
     method: str
     classes: list[str]
+    labels: Literal["one", "several"] = Field(description="labels that an image may have")
+    tree: dict[str, str] = Field(description="parents of classes and of nodes; empty without a tree")
     figures: dict[str, Any] = Field(description="evaluations of the run, by the name of the dataset")
 
 
@@ -103,8 +109,10 @@ class ClassifiedImage(BaseModel):
     """The classes of one image, or why there are none."""
 
     image: str
-    classes: list[ClassProbability] | None = None
-    rejected: bool | None = None
+    classes: list[ClassProbability] | None = Field(None, description="most probable first")
+    rejected: bool | None = Field(None, description="whether it is none of them; only with `reject`")
+    labels: list[str] | None = Field(None, description="all classes that it has, of several labels")
+    node: ClassProbability | None = Field(None, description="the deepest certain node of a tree of classes")
     explanation: dict[str, Any] | None = None
     error: str | None = None
 
@@ -200,11 +208,11 @@ def request_schemas() -> dict[str, Any]:
     return schemas
 
 
-def request_body(kind: type[Options]) -> dict[str, Any]:
-    """The OpenAPI description of a request, as JSON and as a form."""
+def request_body(kind: type[Options], *parameters: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI description of a request, as JSON and as a form, with parameters of its address."""
     names = {"application/json": kind.__name__, "multipart/form-data": _form_name(kind)}
     content = {how: {"schema": {"$ref": f"#/components/schemas/{name}"}} for how, name in names.items()}
-    return {"requestBody": {"required": True, "content": content}}
+    return {"parameters": list(parameters), "requestBody": {"required": True, "content": content}}
 
 
 def _form_name(kind: type[Options]) -> str:

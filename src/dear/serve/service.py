@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -22,11 +21,13 @@ from dear.clip.gpu import Recorder
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DearError
+from dear.runs.answer import Answer
+from dear.runs.ranking import Ranking
 from dear.serve.archive import install_run, recover
 from dear.serve.batcher import Batcher
 from dear.serve.class_lists import ClassList, ClassLists
 from dear.serve.decoding import Decoder, Decoding
-from dear.serve.engine import Answerer, Engine, ImageJob, likeliest
+from dear.serve.engine import Answerer, Engine, ImageJob
 from dear.serve.errors import Refused
 from dear.serve.galleries import Galleries, Match, Search
 from dear.serve.keys import MANAGEMENT, Keys
@@ -51,14 +52,6 @@ _LEAST_TEXTS = 4  # on a slow machine: fewer at once cost more
 
 
 Image = Tensor | Refused  #: decoded, uint8 [3, S, S], or why it was not
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer of an adapter for one image."""
-
-    classes: list[tuple[str, float]]  #: the most probable ones and their probabilities
-    rejected: bool | None = None  #: whether it is none of them; None: not tested
 
 
 class Service:
@@ -177,7 +170,7 @@ class Service:
     async def on_classes(
         self, adapter: Adapter, classes: tuple[str, ...] | None, caller: str = ""
     ) -> Answerer:
-        """The adapter on other classes, with their texts encoded; None: on its own."""
+        """The adapter on other classes, with their texts encoded; None: on the trained ones."""
         if classes is None or classes == adapter.card.classes:
             return adapter.answerer
         key = (adapter.card.name, adapter.card.version, classes)
@@ -207,52 +200,33 @@ class Service:
         answerer: Answerer,
         top: int,
         reject: float | None = None,
+        certain: float | None = None,
         caller: str = "",
     ) -> list[Answer | Refused]:
-        """What an adapter says of each image, or why nothing.
+        """The answer of an adapter for each image, or why there is none.
 
         Args:
             images: decoded.
             adapter: that answers.
-            answerer: of the adapter, on the wanted classes.
-            top: how many classes to name.
-            reject: share of images of known classes that may be called none of them; None: none is.
-            caller: who asks.
+            answerer: of the adapter, on the classes of the request.
+            top: number of classes to list.
+            reject: share of images of known classes that may be rejected; None: no image is.
+            certain: of an adapter with a tree: the probability that a named node has at least; None: 0.8.
+            caller: who sends the request.
         """
-        limit = None
-        if reject is not None:
-            try:
-                limit = answerer.model.scale.threshold(reject, answerer.method.modes[0])
-            except DearError as error:
-                raise Refused(400, str(error)) from None
-        near = limit is not None and answerer.model.scale.needs_nearness
-        ranked = 0 if limit is not None else top
-        results = await self._compute(
-            images, lambda one: ImageJob(one, answerer, nearness=near, top=ranked), caller
-        )
-        answers: list[Answer | Refused] = []
-        for result in results:
-            if isinstance(result, Refused):
-                answers.append(result)
-                continue
-            best, rejected = result, None
-            if limit is not None:
-                _require_finite(result, adapter.card.name)
-                logits, nearness = (result[:-1], result[-1:]) if near else (result, None)
-                score = answerer.model.scale.score(logits[None], nearness, answerer.method.modes[0])
-                rejected = bool(score < limit.value)
-                (best,) = likeliest(logits[None], top)
-            if not best.numbers:
-                raise _not_finite(adapter.card.name)
-            names = answerer.model.classes
-            classes = [(names[n], p) for n, p in zip(best.numbers, best.probabilities, strict=True)]
-            answers.append(Answer(classes, rejected))
+        ranking = answerer.rankings.get((top, reject, certain))
+        if ranking is None:
+            loop = asyncio.get_running_loop()
+            ranking = await loop.run_in_executor(self._builders, _ranking, answerer, top, reject, certain)
+        answers = await self._compute(images, lambda one: ImageJob(one, answerer, ranking), caller)
+        if any(isinstance(one, Answer) and not one.classes for one in answers):
+            raise _not_finite(adapter.card.name)
         return answers
 
     async def role_bars(
         self, images: Sequence[Image], answerer: Answerer, caller: str = ""
     ) -> list[dict[str, Any] | Refused]:
-        """The answer of each image and its score as a sum over roles, or why nothing."""
+        """The answer for each image and its score as a sum over roles, or why there is none."""
         good = [one for one in images if not isinstance(one, Refused)]
         bars: list[dict[str, Any]] = []
         for start in range(0, len(good), _EXPLAINED_AT_ONCE):
@@ -363,18 +337,32 @@ class Service:
         self._memory.close()
 
     def _watch(self) -> None:
+        """Follow the runs folder and the key file, whatever happens to them."""
         while not self._stopping.wait(self.settings.poll_seconds):
-            before = self.store.problems()
             try:
-                if self.keys.reload():
-                    LOG.info(json.dumps({"keys": "read again"}))
-            except DearError as error:
-                LOG.warning(json.dumps({"keys": "kept as they were", "reason": str(error)}))
-            with suppress(OSError):  # the folder is away for a moment; what is loaded stays
-                self.store.refresh()
-            for name, reason in self.store.problems().items():
-                if before.get(name) != reason:
-                    LOG.warning(json.dumps({"adapter": name, "not served": reason}))
+                self._look()
+            except Exception:  # what is loaded stays; the next look may succeed
+                LOG.exception(json.dumps({"runs folder": "cannot be read"}))
+
+    def _look(self) -> None:
+        before = self.store.problems()
+        try:
+            if self.keys.reload():
+                LOG.info(json.dumps({"keys": "read again"}))
+        except DearError as error:
+            LOG.warning(json.dumps({"keys": "kept as they were", "reason": str(error)}))
+        with suppress(OSError):  # the folder is away for a moment; what is loaded stays
+            self.store.refresh()
+        for name, reason in self.store.problems().items():
+            if before.get(name) != reason:
+                LOG.warning(json.dumps({"adapter": name, "not served": reason}))
+
+
+def _ranking(answerer: Answerer, *options: Any) -> Ranking:
+    try:
+        return answerer.ranking(*options)
+    except DearError as error:
+        raise Refused(400, str(error)) from None
 
 
 def _require_finite(scores: Tensor, name: str) -> None:

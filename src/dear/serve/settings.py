@@ -47,7 +47,7 @@ class ServeSettings:
 
     limits: Limits = field(default_factory=Limits)
     largest_batch: int | None = None  #: images computed together; None: 64 on a GPU, 8 on a CPU
-    #: seconds that an image which found the device busy waits for others; None: 0.004 on a GPU, else 0
+    #: seconds that an image waits for others while the device is busy; None: 0.004 on a GPU, else 0
     longest_wait: float | None = None
     loaded_adapters: int = 1000  #: kept ready on the device; the least recently used one makes room
     decoders: int | None = None  #: processes that decode; None: all cores but two on a GPU, 2 to 4 on a CPU

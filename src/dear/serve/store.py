@@ -8,7 +8,6 @@ be read is refused while the old one stays.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 import threading
@@ -25,13 +24,13 @@ import msgspec
 
 from dear.clip.model import Clip
 from dear.errors import DearError, RunError
-from dear.methods.base import Method
+from dear.methods.base import ClassRows, Method
 from dear.methods.dear import DeAR
 from dear.runs.folder import FILES, REQUIRED_FILES, read_config, read_metrics
 from dear.runs.model import Model
 from dear.serve.engine import Answerer
 from dear.serve.errors import Refused
-from dear.serve.texts import Rows
+from dear.utils.digest import of_parts
 
 _MOST_CLASSES = 50_000  # of a run
 _MOST_FIGURE_BYTES = 20_000  # of a run's evaluations in a listing
@@ -61,7 +60,7 @@ class Adapter:
         self.names = frozenset(card.classes)
         self.prepared = False  #: whether the texts of its classes are encoded
         self.preparing: asyncio.Task[None] | None = None
-        self.rows: Rows | None = None  #: of its classes
+        self.rows: ClassRows | None = None  #: of its classes
 
     @property
     def method(self) -> Method:
@@ -203,7 +202,8 @@ class AdapterStore:
         body = {
             "id": name, "object": "model", "created": int(trained.timestamp()), "owned_by": "dear",
             "trained": trained.isoformat(timespec="seconds"), "version": version, "method": config.method,
-            "classes": classes, "figures": _figures(metrics),
+            "classes": classes, "labels": "several" if config.several else "one", "tree": config.tree,
+            "figures": _figures(metrics),
         }  # fmt: skip
         return Card(name, version, config.method, classes, msgspec.json.encode(body), kind)
 
@@ -325,7 +325,9 @@ def is_run(path: Path) -> bool:
 def run_version(path: Path) -> str:
     """The date of a run's newest file and a digest that changes when a file does: 2026-11-18-3fa9c1d2."""
     names = [name for name in FILES if name != "log.jsonl" and (path / name).is_file()]
+    if not names:  # a run that was removed a moment ago
+        raise RunError(f"{path}: must have the files of a run, got none")
     stamps = [(path / name).stat() for name in names]
     words = [f"{name} {stamp.st_mtime_ns} {stamp.st_size}" for name, stamp in zip(names, stamps, strict=True)]
     newest = datetime.fromtimestamp(max(stamp.st_mtime for stamp in stamps), UTC)
-    return f"{newest:%Y-%m-%d}-{hashlib.sha256(' '.join(words).encode()).hexdigest()[:8]}"
+    return f"{newest:%Y-%m-%d}-{of_parts(' '.join(words)).hex()[:8]}"

@@ -1,14 +1,11 @@
-"""Turns at the device, the decoders and the readers: who is next, and how much is computed in one turn."""
+"""Turns at the device and the decoders: which caller is next, and how much one turn computes."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 _MOST_REMEMBERED = 1024  # callers without waiting items whose use is remembered
@@ -17,7 +14,7 @@ _MEMORY = 0.7  # share of what was known that stays when a turn is seen
 
 
 class FairQueue(Generic[T]):
-    """Whoever has used least is served next, weighted by cost (start-time fair queueing).
+    """The caller that has used least is served next, weighted by cost (start-time fair queueing).
 
     Not thread-safe: its owner holds a lock.
 
@@ -73,86 +70,10 @@ class FairQueue(Generic[T]):
 
     def clear(self) -> list[T]:
         """All items, in no particular order; the queue is empty afterwards."""
-        left = [item for line in self._lines.values() for _, item in line]
+        items = [item for line in self._lines.values() for _, item in line]
         self._lines.clear()
         self._count = 0
-        return left
-
-
-class _Call(NamedTuple):
-    """A function that waits for a thread."""
-
-    caller: str
-    function: Callable[[], Any]
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Any]
-
-
-class FairThreads:
-    """Threads that call functions for callers in turns; no caller occupies more than half of them."""
-
-    def __init__(self, threads: int, name: str) -> None:
-        self._queue: FairQueue[_Call] = FairQueue()
-        self._running: Counter[str] = Counter()
-        self._most = max(1, threads // 2)
-        self._changed = threading.Condition()
-        self._closed = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
-            for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    async def call(self, function: Callable[[], T], caller: str, cost: float) -> T:
-        """What the function returns; called in a thread when it is the caller's turn."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        with self._changed:
-            self._queue.put(caller, cost, _Call(caller, function, loop, future))
-            self._changed.notify()
-        return await future
-
-    def close(self) -> None:
-        """End the threads when they have called what waits."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while (call := self._queue.take(self._fits)) is None:
-                    if self._closed:
-                        return
-                    self._changed.wait()
-                self._running[call.caller] += 1
-            result: Any = None
-            try:
-                if not call.future.cancelled():
-                    result = call.function()
-            except Exception as error:
-                result = error
-            finally:
-                with self._changed:
-                    self._running[call.caller] -= 1
-                    self._running = +self._running
-                    if len(self._queue):
-                        self._changed.notify()
-            with suppress(RuntimeError):  # the loop is closed: nobody waits
-                call.loop.call_soon_threadsafe(_set, call.future, result)
-
-    def _fits(self, call: _Call) -> bool:
-        return self._running[call.caller] < self._most
-
-
-def _set(future: asyncio.Future[Any], result: Any) -> None:
-    if future.done():
-        return
-    if isinstance(result, Exception):
-        future.set_exception(result)
-    else:
-        future.set_result(result)
+        return items
 
 
 class Pace:

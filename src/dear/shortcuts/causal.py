@@ -113,7 +113,7 @@ def edited_set(
     if not shortcut.kind:
         raise UsageError(f"{shortcut.name} is a fact of files that no model sees; there is nothing to edit")
     rng = random.Random(seed)
-    (own, others), (with_it, without_it) = (
+    (class_places, others), (with_it, without_it) = (
         [(member == wanted).nonzero()[:, 0].tolist() for wanted in (True, False)]
         for member in (held_out.labels == shortcut.label, training.labels == shortcut.label)
     )
@@ -130,7 +130,7 @@ def edited_set(
 
     plain = [held_out.image(place) for place in chosen]
     removable = can_remove(shortcut.kind) and without_it
-    members = [held_out.image(place) for place in own[:images]] if removable else []
+    members = [held_out.image(place) for place in class_places[:images]] if removable else []
     return EditedSet(
         shortcut,
         tuple(plain),

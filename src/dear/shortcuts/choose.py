@@ -14,13 +14,13 @@ from itertools import combinations
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dear.data.folds import Places, feature_folds
 from dear.errors import UsageError
 from dear.heads.ablate import Collected
 from dear.shortcuts.removal import Repair, combine
+from dear.shortcuts.trials import FOLDS, classifier, simplest, unit_features
 
 ORDER = ("words", "examples", "leace", "heads")
 """Ways from the simplest to use (it folds into weights) on; scores within `CLOSE` count as equal.
@@ -32,7 +32,6 @@ learn to write what was taken from the last feature elsewhere in it, but cannot 
 CLOSE = 0.03
 ENOUGH = 0.01  #: how near to the best heads alone must be to come first
 COSTLY = 0.05  #: of cross-validated accuracy on the training images
-FOLDS = 4
 
 
 @dataclass(frozen=True)
@@ -74,12 +73,17 @@ def choose(
 ) -> Choice:
     """The best of some ways ("words", "heads", "examples", "leace") to remove one concept, alone or in pairs.
 
-    `images` are the training images; `seed` is that of the exchanges. `heads_first` takes heads where they
-    alone are as good as the best, for a method that learns inside the image tower. `units` [n]: copies of an
-    image have the same; None: images with equal features are copies.
+    Args:
+        images: the training images.
+        labels: [n].
+        ways: the removal by each way.
+        seed: of the exchanges.
+        heads_first: prefer heads where they alone are as good as the best, for a method that learns inside
+            the image tower.
+        units: [n], the same for copies of an image; None: images with equal features are copies.
     """
     if not ways:
-        raise UsageError("there is no way to choose from")
+        raise UsageError("choosing how to remove a concept needs at least one way, got none")
     names = sorted(ways, key=ORDER.index)
     if len(names) == 1:
         return Choice(names[0], ways[names[0]], {})
@@ -94,9 +98,8 @@ def choose(
         name: float(np.mean(_accuracies(repair, images, views, labels, fold)))
         for name, repair in candidates.items()
     }
-    best = max(scores.values())
-    chosen = next(name for name in candidates if scores[name] >= best - CLOSE)
-    if heads_first and scores.get("heads", 0.0) >= best - ENOUGH:
+    chosen = simplest({name: -score for name, score in scores.items()}, CLOSE)
+    if heads_first and scores.get("heads", 0.0) >= max(scores.values()) - ENOUGH:
         chosen = "heads"
     nothing = Repair((), (), images.features.mean(dim=0), torch.zeros_like(candidates[chosen].removed))
     before, after = (
@@ -107,24 +110,21 @@ def choose(
 
 def _partners(labels: Tensor, seed: int) -> Tensor:
     """For every image one of another class."""
-    rng = np.random.default_rng(seed)
-    own = labels.numpy()
-    return torch.tensor([int(rng.choice(np.flatnonzero(own != label))) for label in own])
+    rng, classes = np.random.default_rng(seed), labels.numpy()
+    return torch.tensor([int(rng.choice(np.flatnonzero(classes != label))) for label in classes])
 
 
 def _accuracies(
     repair: Repair, images: Collected, views: Sequence[Collected], labels: Tensor, fold: Places
 ) -> list[float]:
-    """Cross-validated accuracy of a logistic regression on repaired features, tested on other views."""
-    from sklearn.linear_model import LogisticRegression
-
-    learn, *tests = (F.normalize(repair.apply(part), dim=-1).numpy() for part in (images, *views))
-    own = labels.numpy()
+    """Cross-validated accuracy of a linear classifier on repaired features, tested on each of some views."""
+    learn, *tests = (unit_features(repair, part) for part in (images, *views))  # [n, E] each
+    truth = labels.numpy()
     right = np.zeros(len(tests))
     for number in range(FOLDS):
         held = fold == number
-        if not held.any() or len(np.unique(own[~held])) < 2:
+        if not held.any() or len(np.unique(truth[~held])) < 2:
             continue
-        model = LogisticRegression(C=100, max_iter=200).fit(learn[~held], own[~held])
-        right += [int((model.predict(test[held]) == own[held]).sum()) for test in tests]
+        answer = classifier(learn[~held], truth[~held])
+        right += [int((answer(test[held]) == truth[held]).sum()) for test in tests]
     return [float(count) / max(1, int((fold >= 0).sum())) for count in right]

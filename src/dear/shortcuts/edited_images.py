@@ -1,4 +1,4 @@
-"""Image sets of edited copies, to train on beside the originals."""
+"""Image sets of edited copies, to train on together with the originals."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ class JoinedImages(Rows):
         """CLIP's view of some images; each set reads its own."""
         views: dict[int, Tensor] = {}
         for number, part in enumerate(self.parts):
-            own = [row for row, index in enumerate(indices) if self.places[int(index)][0] == number]
-            if own:
-                read = part.pixels([self.places[int(indices[row])][1] for row in own], size)
-                views |= dict(zip(own, read, strict=True))
+            rows = [row for row, index in enumerate(indices) if self.places[int(index)][0] == number]
+            if rows:
+                read = part.pixels([self.places[int(indices[row])][1] for row in rows], size)
+                views |= dict(zip(rows, read, strict=True))
         return torch.stack([views[row] for row in range(len(indices))])
 
     def key(self, index: int) -> str:

@@ -1,7 +1,7 @@
 """Edits that change one kind of property on purpose: at random, or to what another image has.
 
-`random_edit` makes varied copies for training and for finding directions of the feature. `transfer` gives an
-image what a donor has: with a donor of the class, others look like the class in this one respect; with a
+`random_edit` returns varied copies for training and for finding directions of the feature. `transfer` copies
+what a donor has: with a donor of the class, others look like the class in this one respect; with a
 donor of another class, the class loses it.
 """
 
@@ -96,8 +96,8 @@ def _brightness(image: Image.Image, donor: Image.Image, name: str) -> Image.Imag
 def _contrast(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
     pixels = np.asarray(image, dtype=np.float64)
     if name == "darkest pixels":
-        wanted, own, high = _value(donor, name), _value(image, name), _value(image, "brightest pixels")
-        scale = np.clip((high - wanted) / max(high - own, 1.0), 0.1, 5.0)
+        wanted, current, high = _value(donor, name), _value(image, name), _value(image, "brightest pixels")
+        scale = np.clip((high - wanted) / max(high - current, 1.0), 0.1, 5.0)
         return _image(high - (high - pixels) * scale)
     return _image(pixels.mean() + (pixels - pixels.mean()) * _ratio(image, donor, "contrast"))
 
@@ -270,4 +270,4 @@ _TRANSFER: dict[str, Callable[[Image.Image, Image.Image, str], Image.Image]] = {
     "size": _size,
     "aspect": _aspect,
 }
-KINDS = tuple(_RANDOM)  #: every kind of edit; what `--without` takes beside concepts
+KINDS = tuple(_RANDOM)  #: every kind of edit; what `--without` takes in addition to concepts

@@ -50,8 +50,8 @@ def image_path(images: ImageSet, index: int) -> Path | None:
     """Where an image lies, if it lies in a file."""
     path = getattr(images, "path", None)
     if callable(path):
-        found: Path = path(index)
-        return found
+        file: Path = path(index)
+        return file
     item = getattr(images, "items", {index: None})[index]
     return Path(item) if isinstance(item, str | os.PathLike) else None
 

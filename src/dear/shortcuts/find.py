@@ -116,7 +116,7 @@ def search_properties(
     numbers = _numbers(measured)
     ranks = rankdata(numbers, axis=0)
     marks = fixed_marks(measured.small, numbers_of_labels, len(classes))
-    found, below = list[Shortcut](), list[tuple[float, Shortcut, float]]()
+    above_limit, below = list[Shortcut](), list[tuple[float, Shortcut, float]]()
     for label, name in enumerate(classes):
         if counts[label] < FEWEST:
             continue
@@ -134,14 +134,14 @@ def search_properties(
             above += [] if patch is None else [_mark(patch, label, name)]
         if above:
             first, *others = sorted(above, key=_rank)
-            found.append(replace(first, also=tuple(other.name for other in others)))
+            above_limit.append(replace(first, also=tuple(other.name for other in others)))
         else:
             nearest = min((one for one in scored if one.kind), key=lambda one: required(one) - one.score)
             below.append((required(nearest) - nearest.score, nearest, required(nearest)))
     gap, closest, needed = min(below, key=lambda one: one[0], default=(0.0, None, limit))
     if gap > NEAR:
         closest = None
-    return Search(tuple(sorted(found, key=lambda one: -one.score)), closest, needed)
+    return Search(tuple(sorted(above_limit, key=lambda one: -one.score)), closest, needed)
 
 
 def limit_for(images: int, classes: int, limit: float = LIMIT) -> float:
@@ -156,14 +156,14 @@ def limit_for(images: int, classes: int, limit: float = LIMIT) -> float:
     return max(limit, scarce, FEW_LIMIT if classes < FEW_CLASSES else 0.0)
 
 
-def auc(values: Floats, own: Mask) -> float:
+def auc(values: Floats, members: Mask) -> float:
     """Probability that a value of the class (`own`, bool [n]) is above one of the others; ties count half."""
-    return _area(rankdata(values), own)
+    return _area(rankdata(values), members)
 
 
-def _area(ranks: Floats, own: Mask) -> float:
-    count, rest = int(own.sum()), int((~own).sum())
-    return (float(ranks[own].sum()) - count * (count + 1) / 2) / (count * rest)
+def _area(ranks: Floats, members: Mask) -> float:
+    count, rest = int(members.sum()), int((~members).sum())
+    return (float(ranks[members].sum()) - count * (count + 1) / 2) / (count * rest)
 
 
 def _numbers(measured: Measured) -> Floats:
@@ -174,15 +174,15 @@ def _numbers(measured: Measured) -> Floats:
     return np.hstack((measured.values, np.array([[facts.bytes_per_pixel] for facts in files])))
 
 
-def _numeric_scores(numbers: Floats, ranks: Floats, own: Mask, label: int, name: str) -> list[Shortcut]:
-    found = []
+def _numeric_scores(numbers: Floats, ranks: Floats, members: Mask, label: int, name: str) -> list[Shortcut]:
+    scores = []
     for each, values, ranked in zip((*PROPERTIES, FILE_SIZE), numbers.T, ranks.T, strict=False):
-        area = _area(ranked, own)
-        medians = (float(np.median(values[own])), float(np.median(values[~own])))
+        area = _area(ranked, members)
+        medians = (float(np.median(values[members])), float(np.median(values[~members])))
         look = each.high if area >= 0.5 else each.low
         if look:
-            found.append(Shortcut(label, name, each.name, each.edit, max(area, 1 - area), look, medians))
-    return found
+            scores.append(Shortcut(label, name, each.name, each.edit, max(area, 1 - area), look, medians))
+    return scores
 
 
 def _mark(mark: Mark, label: int, name: str) -> Shortcut:
@@ -195,22 +195,23 @@ def _mark(mark: Mark, label: int, name: str) -> Shortcut:
     return Shortcut(label, name, "mark", kind, mark.score, look, mark=mark)
 
 
-def _fact_scores(measured: Measured, own: Mask, label: int, name: str) -> list[Shortcut]:
+def _fact_scores(measured: Measured, members: Mask, label: int, name: str) -> list[Shortcut]:
     """File facts in words: does the usual value of the class separate it? Empty without files."""
     files = [facts for facts in measured.files if facts is not None]
     if len(files) < len(measured):
         return []
-    found = []
+    scores = []
     for words, values in (
         ("format", [facts.format for facts in files]),
         ("camera", [facts.camera for facts in files]),
         ("JPEG tables", [facts.tables and f"quality {facts.quality} ({facts.tables})" for facts in files]),
     ):
-        usual, _ = Counter(value for value, mine in zip(values, own, strict=True) if mine).most_common(1)[0]
+        in_class = Counter(value for value, member in zip(values, members, strict=True) if member)
+        usual, _ = in_class.most_common(1)[0]
         same: Floats = np.array([value == usual for value in values], dtype=np.float64)
         kind, look = "compression" if words == "JPEG tables" else "", f"with {words} {usual or 'unknown'}"
-        found.append(Shortcut(label, name, words, kind, auc(same, own), look))
-    return found
+        scores.append(Shortcut(label, name, words, kind, auc(same, members), look))
+    return scores
 
 
 def _rank(one: Shortcut) -> tuple[float, bool, int]:

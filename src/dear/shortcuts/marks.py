@@ -49,14 +49,14 @@ class Mark:
 def fixed_marks(small: NDArray[np.uint8], labels: NDArray[np.int64], classes: int) -> list[Mark | None]:
     """Per class the mark that all of its images have (its score is low where there is none).
 
-    None for classes without images. Sums over all images are taken once; a class is taken off them.
+    None for classes without images. Sums over all images are taken once; a class is subtracted from them.
     """
     everything = _Moments.of(small)
-    found: list[Mark | None] = []
+    marks: list[Mark | None] = []
     for label in range(classes):
-        own = small[labels == label]
-        found.append(_fixed_mark(own, everything) if 0 < len(own) < len(small) else None)
-    return found
+        members = small[labels == label]
+        marks.append(_fixed_mark(members, everything) if 0 < len(members) < len(small) else None)
+    return marks
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,32 +85,32 @@ class _Moments:
     @property
     def variance(self) -> Floats:
         """Over the images, per pixel [32, 32]."""
-        found: Floats = (self.squares / self.count - (self.total / self.count) ** 2).sum(axis=-1)
-        return found
+        variance: Floats = (self.squares / self.count - (self.total / self.count) ** 2).sum(axis=-1)
+        return variance
 
 
-def _fixed_mark(own: NDArray[np.uint8], everything: _Moments) -> Mark:
+def _fixed_mark(in_class: NDArray[np.uint8], everything: _Moments) -> Mark:
     """Where the variance of the class's images over that of the others is smallest.
 
     Images low in contrast (dark ones, say) vary less everywhere and have no mark: below half of the others'
     variance within images, the ratio is relative to that.
     """
-    inside = _Moments.of(own)
+    inside = _Moments.of(in_class)
     outside = everything.without(inside)
     contrast = 2 * (inside.within / inside.count) / (outside.within / outside.count + 1.0)
     ratio = inside.variance / (outside.variance + 1.0) / min(1.0, max(contrast, 1e-3))
     lowest = np.sort(ratio, axis=None)[:PLACES]
     mask = ratio <= max(float(lowest[-1]), STILL)
-    look = np.median(own, axis=0).astype(np.uint8)
+    look = np.median(in_class, axis=0).astype(np.uint8)
     return Mark(float(np.clip(1 - lowest.mean(), 0, 1)), mask, look)
 
 
-def common_patch(small: NDArray[np.uint8], own: Mask, seed: int = 1) -> Mark | None:
+def common_patch(small: NDArray[np.uint8], in_class: Mask, seed: int = 1) -> Mark | None:
     """A mark that a part of the class's images has; None: there is none."""
     rng = np.random.default_rng(seed)
     inside, outside = (
         rng.choice(rows, min(len(rows), most), replace=False)
-        for rows, most in ((np.flatnonzero(own), 80), (np.flatnonzero(~own), 400))
+        for rows, most in ((np.flatnonzero(in_class), 80), (np.flatnonzero(~in_class), 400))
     )
     rows = small[inside].astype(np.float32)  # [n, 32, 32, 3]
     patches = _patches(rows)  # [W, n, 48]
@@ -146,8 +146,8 @@ def _distances(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """Root mean square difference of every pair of rows, [..., n, d] to [..., n, n]."""
     squares = (rows**2).mean(axis=-1)
     product = rows @ rows.swapaxes(-1, -2) / rows.shape[-1]
-    found: NDArray[np.float32] = squares[..., :, None] + squares[..., None, :] - 2 * product
-    return np.sqrt(np.clip(found, 0, None))
+    squared: NDArray[np.float32] = squares[..., :, None] + squares[..., None, :] - 2 * product
+    return np.sqrt(np.clip(squared, 0, None))
 
 
 def place_of(mask: Mask) -> str:

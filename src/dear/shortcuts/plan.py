@@ -66,11 +66,13 @@ class EditPlan:
     @property
     def notices(self) -> tuple[str, ...]:
         """What to know, one sentence each."""
-        found = []
+        notices = []
         for kind in self.kinds:
             if not any(one.kind == kind for one in self.shortcuts):
-                found.append(f"No class of the training images stands out by {kind}; edits of it are random.")
-        return (*found, *(() if self.choice is None else (self._verdict(self.choice),)))
+                notices.append(
+                    f"No class of the training images stands out by {kind}; edits of it are random."
+                )
+        return (*notices, *(() if self.choice is None else (self._verdict(self.choice),)))
 
     def _verdict(self, choice: EditChoice) -> str:
         """What the chosen way did on held-out training images."""
@@ -98,10 +100,10 @@ class EditPlan:
         trials = dict(self.choice.trials)
         if self.choice.random is not None:
             trials["random"] = self.choice.random
-        found = {
+        figures = {
             way: {"accuracy": round(t.accuracy, 4), "moved": round(t.moved, 4)} for way, t in trials.items()
         }
-        return {"way": self.way, "held_out_training_images": found}
+        return {"way": self.way, "held_out_training_images": figures}
 
 
 def split_without(without: Without) -> tuple[tuple[str, ...], Without | None]:
@@ -136,8 +138,8 @@ def plan_edits(
             f"{WAYS[-1]}, not by {way}"
         )
     progress = progress or silent
-    found = find_shortcuts(measure(images, progress), images.labels.tolist(), images.classes)
-    shortcuts = tuple(one for one in found if one.kind in kinds)
+    candidates = find_shortcuts(measure(images, progress), images.labels.tolist(), images.classes)
+    shortcuts = tuple(one for one in candidates if one.kind in kinds)
     copies = [EditedImages(images, kind, seed=seed) for kind in kinds]
     copies += [EditedImages(images, one.kind, one, seed=seed) for one in shortcuts]
     plan = EditPlan(tuple(kinds), way, shortcuts)
@@ -155,7 +157,7 @@ def plan_edits(
 def edited_features(
     clip: Clip, images: ImageSet, copies: Sequence[EditedImages], progress: Progress = silent
 ) -> EditedFeatures:
-    """What the plain backbone makes of images and of their edited copies."""
+    """Features of images and of their edited copies by the plain backbone."""
     layers, total = clip.config.vision.last_third, len(images) * (1 + len(copies))
 
     def run(number: int, each: ImageSet) -> Collected:

@@ -233,10 +233,10 @@ def corner_region(name: str, side: int) -> tuple[slice, slice]:
 
 def laplacian(light: Floats) -> Floats:
     """Sum of the four neighbors minus four times the pixel, inside the edge."""
-    found: Floats = (
+    second: Floats = (
         light[:-2, 1:-1] + light[2:, 1:-1] + light[1:-1, :-2] + light[1:-1, 2:] - 4 * light[1:-1, 1:-1]
     )
-    return found
+    return second
 
 
 def blockiness(image: Image.Image) -> float:
@@ -246,11 +246,11 @@ def blockiness(image: Image.Image) -> float:
     """
     window = image.crop((0, 0, min(image.width, _NATIVE), min(image.height, _NATIVE)))
     light = np.asarray(window.convert("L"), dtype=np.float64)
-    found = []
+    ratios = []
     for axis in (0, 1):
         steps = np.abs(np.diff(light, axis=axis)).mean(axis=1 - axis)
         if len(steps) < 2 * BLOCK:
             continue
         starts = [steps[start::BLOCK].mean() for start in range(BLOCK)]
-        found.append(max(starts) / (np.mean(starts) + 1e-6))
-    return float(np.mean(found)) if found else 1.0
+        ratios.append(max(starts) / (np.mean(starts) + 1e-6))
+    return float(np.mean(ratios)) if ratios else 1.0

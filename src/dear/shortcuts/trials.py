@@ -1,7 +1,7 @@
 """Which way removes a property of images best, by the causal test on images that were held out.
 
 The training images are divided into folds. A linear classifier on frozen features learns from all folds but
-one, with one way of removal; on the images of that fold it is asked for the images as they are and edited:
+one, with one way of removal; on the images of that fold it answers the images as they are and edited:
 how many answers does the edit bring to the class that has the property? Every removal is compared with as
 many random directions or heads.
 """
@@ -156,7 +156,16 @@ def choose(seen: EditedFeatures, kinds: Sequence[str]) -> EditChoice:
 def _best(trials: Mapping[str, Trial], nothing: Trial) -> str:
     """The first, in order of simplicity, of those that count as best."""
     harm = {name: one.moved + max(0.0, nothing.accuracy - one.accuracy) for name, one in trials.items()}
-    return next(name for name in trials if harm[name] <= min(harm.values()) + CLOSE)
+    return simplest(harm, CLOSE)
+
+
+def simplest(costs: Mapping[str, float], margin: float) -> str:
+    """The first candidate, in order of simplicity, whose cost is within `margin` of the lowest.
+
+    >>> simplest({"words": 0.12, "heads": 0.1, "copies": 0.3}, 0.03)
+    'words'
+    """
+    return next(name for name in costs if costs[name] <= min(costs.values()) + margin)
 
 
 def _trial(seen: EditedFeatures, remove: Any = None, copies: bool = False) -> Trial:
@@ -178,15 +187,15 @@ def _trial(seen: EditedFeatures, remove: Any = None, copies: bool = False) -> Tr
 
 
 def _moved(held: EditedFeatures, plain: Labels, edited: Sequence[Labels]) -> float:
-    truth, found = held.labels.numpy(), []
+    truth, shares = held.labels.numpy(), []
     aimed = any(label >= 0 for label in held.toward)
     for label, answers in zip(held.toward, edited, strict=True):
         if label >= 0:
             others = truth != label
-            found.append(float((answers[others] == label).mean() - (plain[others] == label).mean()))
+            shares.append(float((answers[others] == label).mean() - (plain[others] == label).mean()))
         elif not aimed:
-            found.append(float((plain == truth).mean() - (answers == truth).mean()))
-    return max(0.0, float(np.mean(found)))
+            shares.append(float((plain == truth).mean() - (answers == truth).mean()))
+    return max(0.0, float(np.mean(shares)))
 
 
 def _folds(seen: EditedFeatures) -> Iterator[tuple[EditedFeatures, EditedFeatures]]:

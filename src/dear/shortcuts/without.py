@@ -175,7 +175,7 @@ def remove(
 ) -> Removal:
     """Remove concepts from a backbone, with everything measured on the training images.
 
-    A correction that the backbone has is replaced. Without `roles`, heads are those of its own role map, if
+    A correction that the backbone has is replaced. Without `roles`, heads are those of its role map, if
     it has one. `heads_first` takes heads where they alone are as good as the best, for a method that learns
     inside the image tower. `units` [n]: copies of an image have the same; None: images with equal features
     are copies.
@@ -206,9 +206,9 @@ def role_map(roles: PathLike | RoleMap | None, clip: Clip) -> RoleMap | None:
     """The role map given, checked; else the backbone's own, where it has one."""
     if roles is None:
         return known_roles(clip)
-    found = roles if isinstance(roles, RoleMap) else read_roles(roles)
-    found.check(clip)
-    return found
+    checked = roles if isinstance(roles, RoleMap) else read_roles(roles)
+    checked.check(clip)
+    return checked
 
 
 def _concept(name: str, without: Without) -> Concept:
@@ -234,17 +234,17 @@ def ways_to_remove(
     clip: Clip, concept: Concept, seen: Collected, roles: RoleMap | None, examples: ImageSet | None = None
 ) -> dict[str, Repair]:
     """Every way there is to remove a concept, by name."""
-    found: dict[str, Repair] = {}
+    ways: dict[str, Repair] = {}
     if len(readable_words(clip, concept.words)) > 1:
-        found["words"] = remove_span(seen, value_features(clip, concept)[1], concept.name)
+        ways["words"] = remove_span(seen, value_features(clip, concept)[1], concept.name)
     if examples is not None:
         features = collect(clip, examples, clip.config.vision.last_third[-1:]).features
-        found["examples"] = remove_examples(seen, features, examples.labels, concept.name)
-        found["leace"] = remove_examples(seen, features, examples.labels, concept.name, leace=True)
+        ways["examples"] = remove_examples(seen, features, examples.labels, concept.name)
+        ways["leace"] = remove_examples(seen, features, examples.labels, concept.name, leace=True)
     heads = () if roles is None or concept.role is None else roles.select(concept=concept.role)
     if heads:
-        found["heads"] = remove_heads(seen, heads, concept.name)
-    return found
+        ways["heads"] = remove_heads(seen, heads, concept.name)
+    return ways
 
 
 def _named_way(name: str, offers: Mapping[str, Repair], way: str) -> Choice:

@@ -1,4 +1,4 @@
-"""The studio's page and its server: six tabs, for this computer unless another host is named."""
+"""The studio's page and its server, for this computer only unless another host is named."""
 
 from __future__ import annotations
 
@@ -17,20 +17,40 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is i
 import gradio as gr
 
 from dear.errors import UsageError
-from dear.methods.zeroshot import ZeroShot
 from dear.report.page import asset, render
-from dear.studio.parts import Samples
-from dear.studio.service_client import check_service
+from dear.studio.parts import Context, Samples, TabUpdate
+from dear.studio.retrieve import attributes
 from dear.studio.state import StudioState, open_state
 from dear.studio.tabs.audit import audit_tab
 from dear.studio.tabs.classify import classify_tab
 from dear.studio.tabs.compare import compare_tab
 from dear.studio.tabs.heads import heads_tab
+from dear.studio.tabs.label import label_tab
 from dear.studio.tabs.retrieve import retrieve_tab
 from dear.studio.tabs.train import train_tab
 from dear.studio.training import Trainer
 from dear.utils.memory import given_back
 
+#: title, function that builds the tab, and whether it applies to the model of the studio
+TABS: tuple[tuple[str, Callable[[Context, Any], TabUpdate], Callable[[StudioState], bool]], ...] = (
+    ("Classify", classify_tab, lambda state: True),
+    ("Label", label_tab, lambda state: state.local),
+    ("Train", train_tab, lambda state: True),
+    ("Audit", audit_tab, lambda state: True),
+    ("Heads", heads_tab, lambda state: True),
+    ("Retrieve", retrieve_tab, lambda state: bool(attributes(state))),
+    ("Compare", compare_tab, lambda state: bool(state.models)),
+)
+# A link with `data-tab` opens a tab; on narrow screens its button may be in a menu.
+_LINKS = """<script>document.addEventListener('click', (event) => {
+  const link = event.target.closest('a[data-tab]');
+  if (!link) return;
+  event.preventDefault();
+  const named = (button) => button.innerText.trim() === link.dataset.tab;
+  const buttons = document.querySelectorAll('button[role=tab], .overflow-dropdown button');
+  [...buttons].find(named)?.click();
+  window.scrollTo(0, 0);
+});</script>"""
 # The page may talk to this server alone: no fonts, scripts or statistics from anywhere else.
 _POLICY = (
     b"default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
@@ -52,10 +72,10 @@ class LocalOnly:
 
     def is_foreign(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether Host or Origin are no addresses, or, for a local studio, those of another page."""
-        given = {name: value.decode("latin-1") for name, value in headers if name in (b"host", b"origin")}
+        named = {name: value.decode("latin-1") for name, value in headers if name in (b"host", b"origin")}
         try:
-            host = urlsplit(f"//{given.get(b'host', '')}").hostname or ""
-            origin = urlsplit(given[b"origin"]).hostname or "" if b"origin" in given else host
+            host = urlsplit(f"//{named.get(b'host', '')}").hostname or ""
+            origin = urlsplit(named[b"origin"]).hostname or "" if b"origin" in named else host
         except ValueError:  # a bracket that is not closed, say
             return True
         return self.local and not (is_local(host) and is_local(origin))
@@ -82,55 +102,43 @@ class LocalOnly:
 
 def build(state: StudioState, trainer: Trainer | None = None) -> Any:
     """The page as gradio Blocks."""
-    samples = Samples(state)
     with gr.Blocks(title="dear studio", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
-        version = gr.State(state.version)  # of the state, as this visitor's page shows it
+        version = gr.State(state.version)
         header = gr.HTML(header_html(state), elem_id="studio-header")
+        context = Context(state, Samples(state), trainer or Trainer(state), version, page)
+        tabs, parts = [], []
         with gr.Tabs():
-            with gr.Tab("Heads", id="heads"):
-                fill_heads, heads = heads_tab(state)
-            with gr.Tab("Classify", id="classify"):
-                classify = classify_tab(state, samples, version)
-            with gr.Tab("Retrieve", id="retrieve"):
-                retrieve = retrieve_tab(state, samples, version)
-            with gr.Tab("Audit", id="audit"):
-                audited = audit_tab(state)
-            with gr.Tab("Train", id="train"):
-                trained = train_tab(state, trainer or Trainer(state), page)
-            with gr.Tab("Compare", id="compare"):
-                compare = compare_tab(state)
-        parts = (classify, retrieve, audited, compare)
-        outputs = [version, header, *(one for part in parts for one in part.components)]
+            for name, build_tab, applies in TABS:
+                with gr.Tab(name, id=name, visible=applies(state)) as tab:
+                    parts.append(build_tab(context, tab))
+                tabs.append(tab)
+
+        def visible() -> list[Any]:
+            return [gr.update(visible=applies(state)) for _, _, applies in TABS]
+
+        outputs = [*tabs, version, header, *(one for part in parts for one in part.components)]
 
         def refresh(seen: int) -> list[Any]:
-            """Show the studio's new model; a page that shows it already stays as it is."""
+            """Show the new model of the studio; a page that shows it already stays as it is."""
             if seen == state.version:
-                return [gr.skip()] * len(outputs)
-            return [state.version, header_html(state), *(value for part in parts for value in part.values())]
-
-        def fill_new_heads(seen: int, shown: int, request: gr.Request) -> list[Any]:
-            return [gr.skip()] * (len(heads) + 1) if seen == shown else [seen, *fill_heads(request)]
+                return [*visible(), *[gr.skip()] * (len(outputs) - len(tabs))]
+            values = [value for part in parts for value in part.values()]
+            return [*visible(), state.version, header_html(state), *values]
 
         quiet: dict[str, Any] = {"show_progress": "hidden"}
-        shown = gr.State(state.version)  # of the state, as the Heads tab shows it
         page.load(refresh, version, outputs, **quiet)
-        page.load(fill_heads, None, heads, show_progress_on=[heads[2]], api_name="heads")
-        for event in trained:
-            event.then(refresh, version, outputs, **quiet).then(
-                fill_new_heads, [version, shown], [shown, *heads], **quiet
-            )
+        for event in (event for part in parts for event in part.events):
+            event.then(refresh, version, outputs, **quiet)
     return page
 
 
 def header_html(state: StudioState) -> str:
-    """What the studio works on, in words."""
-    model = state.model
+    """The model, its backbone, and its classes."""
     return render(
         "studio/header.html",
         backbone=state.clip.name,
         source=state.source,
-        classes=() if model is None else model.classes,
-        trained=model is not None and not isinstance(model.method, ZeroShot),
+        classes=state.model.classes,
     )
 
 
@@ -157,23 +165,19 @@ def serving(
     port: int = 7860,
     max_upload_mb: int = 20,
     device: str = "cpu",
-    service: str | None = None,
 ) -> Iterator[str]:
     """Serve the studio; yields its address. Afterwards the server is closed and its folder deleted.
 
-    Without `run` and `backbone` it shows the embedded backbone and examples. Where `host` is not this
-    computer's own, visitors cannot name folders. Port 0 finds a free one. `service` is the address of an
-    adapter of a running service, whose answers the Classify tab shows, too.
+    Without `run` and `backbone` it shows the embedded backbone and examples. Visitors can name folders only
+    if `host` is a loopback address. Port 0 finds a free one.
     """
     if not 1 <= max_upload_mb <= 1000:
-        raise UsageError(f"max_upload_mb = {max_upload_mb}: choose between 1 and 1000")
+        raise UsageError(f"max_upload_mb must be 1 to 1000, got {max_upload_mb}")
     if not 0 <= port <= 65535:
-        raise UsageError(f"port = {port}: choose between 1 and 65535, or 0 for a free one")
-    address = None if service is None else check_service(service)
+        raise UsageError(f"port must be 0 (a free one) to 65535, got {port}")
     # a folder for this user only (mode 700)
     with tempfile.TemporaryDirectory(prefix="dear-studio-", ignore_cleanup_errors=True) as folder:
         state = open_state(Path(folder), run, backbone, data, device, local=is_local(host))
-        state.service = address
         with serving_state(state, host, port, max_upload_mb) as url:
             yield url
 
@@ -182,7 +186,7 @@ def serving(
 def serving_state(
     state: StudioState, host: str = "127.0.0.1", port: int = 0, max_upload_mb: int = 20
 ) -> Iterator[str]:
-    """Serve the studio on a state that is there already; yields its address."""
+    """Serve the studio on an open state; yields its address."""
     before = os.environ.get("GRADIO_TEMP_DIR")
     os.environ["GRADIO_TEMP_DIR"] = str(state.folder / "uploads")  # gradio keeps uploads and answers there
     trainer = Trainer(state)
@@ -203,8 +207,7 @@ def _launch(page: Any, host: str, port: int, max_upload_mb: int) -> str:
     from fastapi.middleware import Middleware
 
     system = ["system-ui", "sans-serif"]
-    own = resources.files("dear.studio").joinpath("studio.css").read_text(encoding="utf-8")
-    style = asset("components.css") + own
+    style = asset("components.css") + resources.files("dear.studio").joinpath("studio.css").read_text("utf-8")
     try:
         _, url, _ = page.queue().launch(
             server_name=host,
@@ -219,6 +222,7 @@ def _launch(page: Any, host: str, port: int, max_upload_mb: int) -> str:
             max_file_size=max_upload_mb * 2**20,
             theme=gr.themes.Default(primary_hue="blue", font=system, font_mono=["ui-monospace", "monospace"]),
             css=style,
+            head=_LINKS,
             app_kwargs={
                 "middleware": [Middleware(LocalOnly, local=is_local(host))],
                 "docs_url": None,

@@ -1,4 +1,4 @@
-"""The Audit tab: how a concept goes with the labels, how the model relies on it, and answers without it."""
+"""The Audit tab: whether a concept predicts the labels, whether the model uses it, answers without it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from PIL import Image
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.report.page import Thumbnail, render, thumbnail
+from dear.runs.answer import NONE_OF_THESE, Answer
 from dear.runs.model import Model
 from dear.studio.state import StudioState
 from dear.tasks.audit.page import AuditPage
@@ -16,7 +17,7 @@ from dear.tasks.audit.reliance import without
 from dear.tasks.audit.task import Audit, audit
 from dear.utils.progress import Progress
 
-SHOTS = 16  #: images per class that are looked at
+SHOTS = 16  #: images per class
 
 
 class Auditor:
@@ -31,23 +32,23 @@ class Auditor:
         name = data.strip()
         if name:
             if not self.state.local and not name.startswith("world:"):
-                raise UsageError(
-                    "this studio is open to other computers, so its folders cannot be named here"
-                )
+                raise UsageError(f"{name}: an open studio audits its own images and world:NAME only")
             return name
         if model.spec is not None and model.spec.data is not None:
             return None
         known = [each for each in self.state.images.classes if each in set(model.classes)]
         if len(known) < 2:
-            raise UsageError("name the images that the model was trained on: a folder, a table or world:NAME")
+            raise UsageError(
+                f"{self.state.images.name}: has {len(known)} classes of the model; name its training images"
+            )
         return self.state.images.select_classes(known)
 
     def find(self, concept: str, data: str = "", progress: Progress | None = None) -> Audit:
         """The audit of one concept."""
-        model = self.state.find_model(progress)
+        model = self.state.model
         key = (concept, data.strip(), self.state.version)
         if self._last is None or self._last[0] != key:
-            found = audit(
+            result = audit(
                 model,
                 self.data(data, model),
                 concept=concept,
@@ -55,7 +56,7 @@ class Auditor:
                 roles=self.state.roles,
                 progress=progress,
             )
-            self._last = (key, found)
+            self._last = (key, result)
         return self._last[1]
 
     def answers(
@@ -66,29 +67,40 @@ class Auditor:
         progress: Progress | None = None,
         without_it: bool = True,
     ) -> list[Thumbnail]:
-        """The model's answers for a visitor's images, and if wanted those without the concept."""
-        model = self.state.find_model(progress)
+        """The model's answers for uploaded images, with and optionally without the concept."""
+        model = self.state.model
         opened = [image for _, image in images]
-        answers = [model.probabilities(opened)]
+        models = [model]
         if without_it:
-            answers.append(self._without(model, concept, data, progress).probabilities(opened))
+            models.append(self._without(model, concept, data, progress))
         shown = []
+        answers = [each.answers(opened, top=1) for each in models]
         for (name, image), *rows in zip(images, *answers, strict=True):
-            best = [(model.classes[int(row.argmax())], float(row.max())) for row in rows]
-            lines = [("name", name), ("soft", f"with: {best[0][0]} {best[0][1]:.1%}")]
+            words = [_words(answer) for answer in rows]
+            lines = [("name", name), ("soft", f"with: {words[0][0]}{words[0][1]}")]
             if without_it:
-                same = best[0][0] == best[1][0]
-                line = f"without: {best[1][0]} {best[1][1]:.1%}{'' if same else ' (changed)'}"
+                same = words[0][0] == words[1][0]
+                line = f"without: {words[1][0]}{words[1][1]}{'' if same else ' (changed)'}"
                 lines.append(("soft" if same else "wrong", line))
             shown.append(Thumbnail(thumbnail(image), name, tuple(lines)))
         return shown
 
     def _without(self, model: Model, concept: str, data: str, progress: Progress | None) -> Model:
-        """The model with the concept removed, as the audit removes it; nothing is trained."""
+        """The model with the concept removed, as in the audit; nothing is trained."""
         removals = self.find(concept, data, progress).removals
         if not removals:
-            raise UsageError(f"{concept}: this backbone reads none of its words, and no head has that role")
+            raise UsageError(
+                f"{concept}: cannot be removed; the backbone knows no word of it and no head has this role"
+            )
         return without(model, next(iter(removals.values())))
+
+
+def _words(answer: Answer) -> tuple[str, str]:
+    """The answer in words, and its probability; of several labels all answered ones."""
+    if answer.labels is not None:
+        return ", ".join(answer.labels) or NONE_OF_THESE, ""
+    name, probability = answer.classes[0]
+    return name, f" {probability:.1%}"
 
 
 def audit_html(result: Audit) -> str:
@@ -98,6 +110,6 @@ def audit_html(result: Audit) -> str:
 
 
 def answers_html(concept: str, images: Sequence[Thumbnail], without_it: bool = True) -> str:
-    """Answers with a concept, and without it if they are wanted."""
-    title = f"Your images with and without {concept}" if without_it else "Your images as the model answers"
+    """Answers with and optionally without a concept."""
+    title = f"Answers for your images with and without {concept}" if without_it else "Answers for your images"
     return render("studio/gallery.html", title=title, images=images)

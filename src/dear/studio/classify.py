@@ -1,4 +1,4 @@
-"""The Classify tab: any images, any class names; the frozen and the adapted answers side by side."""
+"""The Classify tab: the likeliest classes of images, "none of these", and why."""
 
 from __future__ import annotations
 
@@ -8,48 +8,44 @@ from pathlib import Path
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from dear.data.batches import image_set, pixels_for
 from dear.errors import InputError, UsageError
 from dear.images.views import MAX_PIXELS, open_image, square
-from dear.methods.dear import DeAR
+from dear.methods.frozen import Frozen
 from dear.methods.zeroshot import ZeroShot
 from dear.report.page import render, thumbnail
 from dear.runs.class_lists import resolve_classes, split_class_list
-from dear.runs.model import Model
-from dear.studio.service_client import Ranked, ask_service
+from dear.runs.model import Logits, Model
+from dear.runs.ranking import Ranking
 from dear.studio.state import StudioState
 from dear.tasks.explain.explainer import Explainer
 from dear.tasks.explain.page import heat, section, seen
 from dear.tasks.explain.regions import where
-from dear.utils.progress import Progress
 
 Named = tuple[str, Image.Image]  #: an image with its name
+Ranked = tuple[tuple[str, float], ...]  #: class names with probabilities, likeliest first
 
 MOST_IMAGES, MOST_CLASSES = 24, 1000
-TITLES = {
-    "zero-shot": "zero-shot CLIP",
-    "auto": "adapted, auto",
-    "fused": "adapted, fused",
-    "decoupled": "adapted, decoupled",
-    "default": "adapted",
-    "service": "the running service",
-}
+REJECT = 0.05  #: share of images of trained classes that may be rejected, by default
+MORE_LABELS = 3  #: labels that are not answered, shown with their probabilities
+BEFORE = "before training"  #: the answer of the frozen backbone
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answers of the models for one image."""
+    """The answers for one image."""
 
     name: str  #: of the image
-    image: Image.Image  #: itself
-    #: model or mode -> (class, probability), likeliest first
+    image: Image.Image
+    #: mode of the model, or `BEFORE` -> (class, probability), likeliest first; the usual mode comes first
     answers: Mapping[str, Ranked]
-    #: class token, attribute with heads of its own, or all other attributes -> its part of the margin of the
-    #: fused answer over the runner-up; empty where no attribute has heads
-    shares: Mapping[str, float]
-    runner_up: str  #: the class the margin is over
-    refused: tuple[str, ...] = ()  #: modes for which the image is none of the classes
+    rejected: tuple[str, ...] = ()  #: modes for which the image is none of the classes
+    labels: tuple[str, ...] | None = None  #: of several labels: those that the usual mode answers
+    node: tuple[str, float] | None = (
+        None  #: of a class tree: what the usual mode answers, and its probability
+    )
 
 
 def parse_classes(text: str, trained: Sequence[str]) -> tuple[str, ...]:
@@ -60,28 +56,24 @@ def parse_classes(text: str, trained: Sequence[str]) -> tuple[str, ...]:
     """
     listed = split_class_list(text)
     names = resolve_classes(listed, trained) if listed else ()
-    if len(names) < 2:
-        raise UsageError(f"write at least two class names, one per line; got {len(names)}")
-    if len(names) > MOST_CLASSES:
-        raise UsageError(f"{len(names)} classes are too many for the studio; it takes {MOST_CLASSES}")
+    if not 2 <= len(names) <= MOST_CLASSES:
+        raise UsageError(f"write 2 to {MOST_CLASSES:,} class names, one per line; got {len(names):,}")
     return names
 
 
 def open_uploads(paths: Sequence[str]) -> list[Named]:
     """The images of uploaded files, with their names."""
-    if not paths:
-        raise InputError("choose an image first: drop one, take one with the camera, or click an example")
-    if len(paths) > MOST_IMAGES:
-        raise InputError(f"{len(paths)} images at once are too many; choose at most {MOST_IMAGES}")
-    found: list[Named] = []
+    if not 1 <= len(paths) <= MOST_IMAGES:
+        raise InputError(f"choose 1 to {MOST_IMAGES} images, or click an example; got {len(paths)}")
+    images: list[Named] = []
     for path in paths:
         name = Path(path).name
         try:
-            found.append((name, open_image(path)))
+            images.append((name, open_image(path)))
         except InputError as error:
             raise InputError(str(error).replace(str(path), name)) from None
-        _check_total(found)
-    return found
+        _check_total(images)
+    return images
 
 
 def _check_total(images: Sequence[Named]) -> None:
@@ -100,16 +92,16 @@ def readable_uploads(paths: Sequence[str]) -> tuple[list[Named], list[str]]:
         if len(paths) < 2 or len(paths) > MOST_IMAGES:
             raise
         first = error
-    found, complaints = [], []
+    images, complaints = [], []
     for path in paths:
         try:
-            found += open_uploads([path])
+            images += open_uploads([path])
         except InputError as error:
             complaints.append(str(error))
-        _check_total(found)
-    if not found or not complaints:  # nothing to show, or too large together
+        _check_total(images)
+    if not images or not complaints:  # nothing to show, or too large together
         raise first
-    return found, complaints
+    return images, complaints
 
 
 @torch.no_grad()
@@ -119,50 +111,54 @@ def classify(
     classes: Sequence[str],
     template: str,
     top: int = 3,
-    progress: Progress | None = None,
     reject: float | None = None,
 ) -> list[Verdict]:
-    """Classify images with the frozen and the adapted model, among any classes.
+    """Classify images in every mode of the model and, if it was trained, with the frozen backbone.
 
-    `reject` is the share of images of trained classes that may be refused; None refuses none.
+    `reject` is the share of images of trained classes that may be rejected as "none of these"; None rejects
+    none. The images run through the image tower once, unless the model removes something from its feature.
+    With several labels per image all classes are returned, and the frozen backbone, which has no thresholds,
+    does not answer.
     """
-    model = _on_classes(state.find_model(progress), classes, template)
-    scale = model.scale
-    limits = {} if reject is None else {mode: scale.threshold(reject, mode) for mode in model.modes}
-    opened = [image for _, image in images]
-    logits = {"zero-shot": model.frozen().logits(opened)["default"]}
-    logits |= {mode: scale.calibrated(scores, mode) for mode, scores in model.logits(opened).items()}
-    remote = [] if state.service is None else ask_service(state.service, opened, classes, top)
-    near = None
-    if limits and scale.needs_nearness:
-        near = scale.nearness(model.features(opened, cached=False))
-    refused = {
-        mode: (scale.score(logits[mode], near, mode) < limit.value).tolist() for mode, limit in limits.items()
-    }
-    votes, method = None, model.bound
-    with_heads: list[str] = []
-    if isinstance(method, DeAR) and method.roles is not None:
-        with_heads = [name for name in method.attributes if method.roles.select("core", name)]
-    if isinstance(method, DeAR) and with_heads:  # else the attributes' tokens stand for nothing
-        votes = method.votes(pixels_for(method.clip, image_set(opened), range(len(opened))))  # [B, 1 + A, C]
-    verdicts = []
-    for row, (name, image) in enumerate(images):
-        answers = {mode: _best(scores[row], classes, top) for mode, scores in logits.items()}
-        if remote:
-            answers["service"] = remote[row]
-        shares: dict[str, float] = {}
-        runner_up = ""
-        if votes is not None and isinstance(method, DeAR):
-            first, second = logits["fused"][row].topk(2).indices.tolist()
-            parts = (votes[row, :, first] - votes[row, :, second]).tolist()
-            shares = dict(zip(method.voters, parts, strict=True))
-            hidden = [name for name in method.attributes if name not in with_heads]
-            if hidden:  # no head has their role, so one bar stands for all of them
-                shares["others"] = sum(shares.pop(name) for name in hidden)
-            runner_up = classes[second]
-        none = tuple(mode for mode, rows in refused.items() if rows[row])
-        verdicts.append(Verdict(name, image, answers, shares, runner_up, none))
-    return verdicts
+    model = _on_classes(state.model, classes, template)
+    several = model.method.several
+    rankings = {mode: Ranking(model, len(classes) if several else top, mode, reject) for mode in model.modes}
+    logits, features = _logits(model, [image for _, image in images])
+    nearness = any(ranking.needs_nearness for ranking in rankings.values())
+    near = model.scale.nearness(features) if nearness else None
+    answers = {mode: ranking.answers(logits[mode], near) for mode, ranking in rankings.items()}
+    if state.trained and not several:
+        frozen = model.frozen()
+        before = _frozen_logits(frozen, model, [image for _, image in images], features)
+        answers[BEFORE] = Ranking(frozen, top).answers(before)
+    usual = answers[model.pick_mode(None)]
+    return [
+        Verdict(
+            name,
+            image,
+            {mode: each[row].classes for mode, each in answers.items()},
+            tuple(mode for mode, each in answers.items() if each[row].rejected),
+            usual[row].labels,
+            usual[row].node,
+        )
+        for row, (name, image) in enumerate(images)
+    ]
+
+
+def _logits(model: Model, images: Sequence[Image.Image]) -> tuple[Logits, Tensor]:
+    """Logits [n, C] in every mode, and the image feature [n, E] before the method, in one pass."""
+    method = model.bound
+    pixels = pixels_for(method.clip, image_set(images), range(len(images)))
+    stage = method.inference_stage(pixels, method.clip)
+    assert stage.feature is not None
+    logits = {mode: scores.float().cpu() for mode, scores in method.logits_from_frozen(stage).items()}
+    return logits, stage.feature
+
+
+def _frozen_logits(frozen: Model, model: Model, images: Sequence[Image.Image], features: Tensor) -> Tensor:
+    """Zero-shot logits [n, C] of the frozen backbone, from its features [n, E] where nothing is removed."""
+    known = None if model.clip.correction is not None else Frozen(features)
+    return frozen.logits(image_set(images), cached=False, frozen=known)["default"]
 
 
 def _on_classes(model: Model, classes: Sequence[str], template: str) -> Model:
@@ -170,70 +166,79 @@ def _on_classes(model: Model, classes: Sequence[str], template: str) -> Model:
     return model if same else model.with_classes(classes, template)
 
 
-def _best(logits: torch.Tensor, classes: Sequence[str], top: int) -> Ranked:
-    best = logits.float().softmax(dim=-1).topk(min(top, len(classes)))
-    return tuple((classes[c], p) for c, p in zip(best.indices.tolist(), best.values.tolist(), strict=True))
+def can_reject(model: Model, classes: Sequence[str]) -> bool:
+    """Whether the model can answer "none of these" among these classes; several labels can be none."""
+    if model.method.several:
+        return False
+    known = set(model.method.trained_classes)
+    return model.calibration is not None and any(name in known for name in classes)
 
 
-def share_rows(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float]]:
-    """For `figures.decision_shares`: a row per image that says which class was weighed against which."""
-    rows: dict[str, dict[str, float]] = {}
-    for number, verdict in enumerate(verdicts, 1):
-        if verdict.shares:
-            answer = verdict.answers["fused"][0][0]
-            rows[f"{number}. {answer}, not {verdict.runner_up}"] = dict(verdict.shares)
-    return rows
+def notices(model: Model, classes: Sequence[str], reject: float | None) -> list[tuple[str, str]]:
+    """Sentences about the answers, each with the tab that helps ("" for none)."""
+    if isinstance(model.method, ZeroShot):
+        return [("Nothing is trained yet: the frozen backbone answers, and always names one class.", "Train")]
+    known = set(model.method.trained_classes)
+    new = [name for name in classes if name not in known]
+    sentences = []
+    if new:
+        sentences.append((f"{len(new)} of {len(classes)} classes were not trained, such as “{new[0]}”.", ""))
+    if reject is not None and not model.method.several and not can_reject(model, classes):
+        why = (
+            "none of these classes was trained" if model.calibration is not None else "it has no calibration"
+        )
+        sentences.append((f"The model cannot answer “none of these”: {why}.", "Train"))
+    return sentences
 
 
 def verdicts_html(
-    verdicts: Sequence[Verdict], trusted: str = "", advice: str = "", complaints: Sequence[str] = ()
+    verdicts: Sequence[Verdict],
+    sentences: Sequence[tuple[str, str]] = (),
+    complaints: Sequence[str] = (),
 ) -> str:
-    """The answers as cards: an image, and a column with bars per model or mode, the trusted one marked.
+    """The answers as cards: an image, its likeliest classes, and what other modes answer.
 
-    `advice` says why it is trusted; `complaints` are sentences about files that could not be read.
+    `sentences` are notices with the tab that helps; `complaints` are about files that could not be read.
     """
     cards = [
         {
             "name": verdict.name,
             "source": thumbnail(square(verdict.image, 192), 192),
-            "columns": [
-                (TITLES.get(mode, mode), mode == trusted, answers, mode in verdict.refused)
-                for mode, answers in verdict.answers.items()
+            "rejected": next(iter(verdict.answers)) in verdict.rejected,
+            "ranked": next(iter(verdict.answers.values())),
+            "node": verdict.node,
+            "labels": None if verdict.labels is None else _split(verdict),
+            "others": []
+            if verdict.labels is not None
+            else [
+                (mode, ranked[0], mode in verdict.rejected)
+                for mode, ranked in list(verdict.answers.items())[1:]
             ],
         }
         for verdict in verdicts
     ]
-    return render("studio/cards.html", cards=cards, advice=advice, complaints=complaints)
+    return render("studio/cards.html", cards=cards, sentences=sentences, complaints=complaints)
 
 
-def which_to_trust(model: Model, classes: Sequence[str]) -> tuple[str, str]:
-    """The mode to trust for these classes, and a sentence that says why."""
-    mode = model.pick_mode(None)
-    if isinstance(model.method, ZeroShot):
-        return mode, "The model is zero-shot CLIP itself: nothing was trained."
-    unknown = [name for name in classes if name not in set(model.classes)]
-    if not unknown:
-        return mode, f"Trust “{TITLES.get(mode, mode)}”: the model was trained on all these classes."
-    if len(unknown) == len(classes):
-        why = "the model was trained on none of these classes"
-    else:
-        why = f"{len(unknown)} of the {len(classes)} classes are new to the model, such as “{unknown[0]}”"
-    return mode, f"Trust “{TITLES.get(mode, mode)}”: {why}."
+def _split(verdict: Verdict) -> tuple[Ranked, Ranked]:
+    """The answered labels of an image, and the likeliest other ones, with their probabilities."""
+    ranked = next(iter(verdict.answers.values()))
+    answered = tuple(pair for pair in ranked if pair[0] in (verdict.labels or ()))
+    return answered, tuple(pair for pair in ranked if pair not in answered)[:MORE_LABELS]
 
 
 def why_html(state: StudioState, images: Sequence[Named], classes: Sequence[str], template: str) -> str:
-    """The adapted model's answer for the first image, explained."""
+    """The explanation of the answer for the first image; of several labels, of each."""
     image = _first(images)
-    model = _on_classes(state.find_model(), classes, template)
-    explainer = Explainer(model, state.images, state.roles)
-    return render("studio/why.html", one=section(explainer.explain([image])[0]))
+    explainer = Explainer(_on_classes(state.model, classes, template), state.images, state.roles)
+    return render("studio/why.html", explanations=[section(one) for one in explainer.explain([image])])
 
 
 def where_html(state: StudioState, images: Sequence[Named], phrase: str) -> str:
     """Where the frozen backbone sees a phrase in the first image."""
     image = _first(images)
-    found = where(state.clip.plain, image, phrase)
-    shown = heat(seen(image, state.clip.config.view), found, f"where {phrase} is", ("name", phrase))
+    regions = where(state.clip.plain, image, phrase)
+    shown = heat(seen(image, state.clip.config.view), regions, f"where {phrase} is", ("name", phrase))
     return render("studio/gallery.html", title=f"Where is {phrase.strip()}?", images=(shown,))
 
 

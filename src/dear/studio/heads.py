@@ -24,7 +24,7 @@ from dear.tasks.roles.facts import specialization_notice
 from dear.utils.progress import Progress, silent
 
 Key = tuple[int, int]
-_LOOKED_AT, _SHOWN = 400, 6
+_IMAGES, _SHOWN = 400, 6
 
 
 class HeadViewer:
@@ -33,15 +33,15 @@ class HeadViewer:
     def __init__(self, state: StudioState) -> None:
         self.state = state
         self._cached: tuple[RoleMap, ImageSet, Collected] | None = None
-        self._looked_at: ImageSet | None = None
+        self._source: ImageSet | None = None
 
     def collected(self, progress: Progress | None = None) -> tuple[RoleMap, ImageSet, Collected]:
-        """The role map, the images looked at, and what every head adds to each of them."""
-        with self.state.lock:
+        """The role map, the images, and what every head adds to each of them."""
+        with self.state.roles_lock:
             roles = self.state.find_roles(progress)
             every = self.state.images
-            if self._cached is None or self._cached[0] is not roles or self._looked_at is not every:
-                some = even_subset(every, _LOOKED_AT)
+            if self._cached is None or self._cached[0] is not roles or self._source is not every:
+                some = even_subset(every, _IMAGES)
                 report = progress or silent
                 collected = collect(
                     self.state.clip,
@@ -49,17 +49,17 @@ class HeadViewer:
                     roles.layers,
                     progress=lambda done: report("images", done, len(some)),
                 )
-                self._cached, self._looked_at = (roles, some, collected), every
+                self._cached, self._source = (roles, some, collected), every
             return self._cached
 
     def view(self, key: Key, progress: Progress | None = None) -> HeadView:
         """Everything the tab shows about one head."""
         roles, images, collected = self.collected(progress)
-        role, clip = roles[key], self.state.clip
+        role, clip = roles.to_show()[key], self.state.clip
         phrase = role.phrases[0] if role.phrases else None
         text = None if phrase is None else clip.encode_text([phrase])[0].float().cpu()
-        found = activating_images(collected, key, text, phrase, _SHOWN)
-        rows = [*found.most, *found.least]
+        active = activating_images(collected, key, text, phrase, _SHOWN)
+        rows = [*active.most, *active.least]
         parts, _ = over_pixels(
             images.subset(rows), lambda pixels: attention_maps(clip, pixels, [key])[0].cpu(), clip
         )
@@ -67,13 +67,13 @@ class HeadViewer:
         shown = [overlay(images.image(row), look) for row, look in zip(rows, looks, strict=True)]
         plain = [images.image(row) for row in rows]
         names = [name_of(images, row) for row in rows]
-        middle = len(found.most)
+        middle = len(active.most)
         return HeadView(
             key, role, phrase, plain[:middle], shown[:middle], plain[middle:], names[:middle], names[middle:]
         )
 
     def look(self, key: Key, image: Image.Image) -> Image.Image:
-        """Where a head looks in a given image."""
+        """Where a head looks in an image."""
         self.state.find_roles()[key]  # raises for a head that does not exist
         clip = self.state.clip
         return overlay(

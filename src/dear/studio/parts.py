@@ -17,6 +17,7 @@ from PIL import Image
 from dear.errors import DearError
 from dear.report.page import render
 from dear.studio.state import Stopped, StudioState, name_of
+from dear.studio.training import Trainer
 from dear.utils.digest import of_parts
 from dear.utils.files import write_atomic
 from dear.utils.progress import Progress
@@ -26,11 +27,23 @@ _MOST_VISITORS = 1000
 
 
 @dataclass(frozen=True)
+class Context:
+    """What every tab is built from."""
+
+    state: StudioState
+    samples: Samples
+    trainer: Trainer
+    version: Any  #: gr.State: the version of the state that this visitor's page shows
+    page: Any  #: gr.Blocks
+
+
+@dataclass(frozen=True)
 class TabUpdate:
-    """Components of a tab that change when the studio takes another model, and their new values."""
+    """Components of a tab that change with the model, their new values, and events that bring a new model."""
 
     components: list[Any]
     values: Callable[[], list[Any]]
+    events: tuple[Any, ...] = ()
 
 
 def errors_as_message(function: F) -> F:
@@ -51,9 +64,9 @@ def errors_as_message(function: F) -> F:
 
 
 def errors_as_output(function: F, empty: Callable[[str], list[Any]] = lambda problem: [problem]) -> F:
-    """As `errors_as_message`, but the sentence replaces the answers that are shown.
+    """As `errors_as_message`, but the sentence replaces the previous answers.
 
-    `empty` gives the outputs for an error, from HTML that says what is wrong.
+    `empty` returns the outputs for an error, from the HTML of its sentence.
     """
 
     @functools.wraps(function)
@@ -76,14 +89,14 @@ def _sentence(error: Exception) -> str:
 
 
 class Work:
-    """Long work of a tab: shows progress, and ends when the visitor who began it presses Stop."""
+    """Long work of a tab: shows progress, and ends when the visitor who started it presses Stop."""
 
     def __init__(self) -> None:
         self._stops: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
 
     def callback(self, progress: Any, visitor: str) -> Progress:
-        """A callback for work that begins now; earlier work of the same visitor in this tab ends."""
+        """A callback for work that starts now; earlier work of the same visitor in this tab ends."""
         stop = threading.Event()
         with self._lock:
             before = self._stops.pop(visitor, None)
@@ -124,9 +137,9 @@ def visitor_of(request: Any) -> str:
 
 
 def shown(state: StudioState, image: Image.Image) -> str:
-    """An image as a file to show, written once and whole.
+    """An image as a file to show, written once and atomically.
 
-    gradio, given an image, writes over the file of an equal one even while it is sent to somebody else.
+    gradio would overwrite the file of an equal image, even while it is sent to another visitor.
     """
     buffer = io.BytesIO()
     image.save(buffer, "WEBP", quality=90)
@@ -138,14 +151,14 @@ def shown(state: StudioState, image: Image.Image) -> str:
 
 
 class Samples:
-    """Images to click on, with their names, of every version of the state that a page may still show."""
+    """Example images with their names, for every version of the state that a page may still show."""
 
-    def __init__(self, state: StudioState, count: int = 12) -> None:
+    def __init__(self, state: StudioState, count: int = 8) -> None:
         self.state, self.count = state, count
         self._cached: dict[int, list[tuple[Image.Image, str]]] = {}
 
     def at(self, version: int) -> list[tuple[Image.Image, str]]:
-        """Images spread over those that are, or were, of the studio."""
+        """Images spread evenly over the studio's images."""
         if version not in self._cached:
             images = self.state.images
             count = min(self.count, len(images))

@@ -1,4 +1,4 @@
-"""The Retrieve tab: images that are similar to the query in one attribute."""
+"""The Retrieve tab: images that are similar to a query in one attribute."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ from PIL import Image
 from torch import Tensor
 
 from dear.data.images import ImageSet
-from dear.errors import DataError, UsageError
+from dear.errors import DataError
+from dear.heads.focus import attribute_heads
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
 from dear.studio.state import StudioState, check_folder, name_of
-from dear.tasks.retrieve import gallery_features, gallery_of, rank
-from dear.utils.progress import Progress
+from dear.tasks.retrieve import Match, gallery_features, gallery_of, rank, retrieve
+from dear.utils.progress import Progress, silent
 
 MOST = 20_000
 
 
+def attributes(state: StudioState) -> list[str]:
+    """Attributes to search by: those of DeAR, or those that have heads in an informative role map."""
+    method = state.model.method
+    if isinstance(method, DeAR):
+        return list(method.attributes)
+    roles = state.roles
+    return [] if roles is None or roles.caveat() else list(attribute_heads(roles))
+
+
 class ImageSearch:
-    """Retrieval of the studio; a gallery's features are computed once for a model."""
+    """Retrieval of the studio; the features of a gallery are computed once per DeAR model."""
 
     def __init__(self, state: StudioState) -> None:
         self.state = state
@@ -28,10 +38,10 @@ class ImageSearch:
         name = folder.strip()
         if not name:
             return self.state.images
-        found = gallery_of(check_folder(self.state, name))
-        if len(found) > MOST:
-            raise DataError(f"{name}: holds {len(found):,} images; the studio searches up to {MOST:,}")
-        return found
+        images = gallery_of(check_folder(self.state, name))
+        if len(images) > MOST:
+            raise DataError(f"{name}: the studio searches up to {MOST:,} images, got {len(images):,}")
+        return images
 
     def find(
         self,
@@ -42,27 +52,38 @@ class ImageSearch:
         progress: Progress | None = None,
     ) -> list[tuple[Image.Image, str, float]]:
         """The nearest images of the gallery: (image, name, cosine), nearest first."""
-        model = self.state.find_model(progress).method
-        if not isinstance(model, DeAR):
-            raise UsageError(f"{model.title} has no features of its own for attributes; load or train a DeAR")
-        wanted = model.attributes[model.attribute_index(attribute)]
-        images, features = self._features(model, folder, progress)
-        found = next(one for one in rank(model, query, features, images, top) if one.attribute == wanted)
-        return [
-            (images.image(index), name_of(images, index), cosine)
-            for index, cosine in zip(found.indices, found.similarity, strict=True)
-        ]
-
-    def _features(self, model: DeAR, folder: str, progress: Progress | None) -> tuple[ImageSet, Tensor]:
-        cached = self._cached
-        if cached is not None and cached[0] is model and cached[1] == folder:
-            return cached[2], cached[3]
-        images = self.gallery(folder)
+        method, report = self.state.model.method, progress or silent
 
         def reading(stage: str, done: int, total: int | None) -> None:
-            if progress is not None:
-                progress("reading the gallery", done, total)
+            report("reading the gallery", done, total)
 
-        features = gallery_features(model, images, reading)
-        self._cached = (model, folder, images, features)
+        nearest: Match
+        if isinstance(method, DeAR):
+            place = method.attribute_index(attribute)
+            images, features = self._features(method, folder, reading)
+            nearest = rank(method, query, features, images, top)[place]
+        else:
+            images = self.gallery(folder)
+            nearest = retrieve(
+                query=query,
+                gallery=images,
+                by="heads",
+                backbone=self.state.clip,
+                roles=self.state.roles,
+                attribute=attribute,
+                top=top,
+                progress=reading,
+            )[0]
+        return [
+            (images.image(index), name_of(images, index), cosine)
+            for index, cosine in zip(nearest.indices, nearest.similarity, strict=True)
+        ]
+
+    def _features(self, method: DeAR, folder: str, progress: Progress) -> tuple[ImageSet, Tensor]:
+        cached = self._cached
+        if cached is not None and cached[0] is method and cached[1] == folder:
+            return cached[2], cached[3]
+        images = self.gallery(folder)
+        features = gallery_features(method, images, progress)
+        self._cached = (method, folder, images, features)
         return images, features

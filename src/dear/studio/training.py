@@ -1,4 +1,4 @@
-"""The Train tab: one training at a time, in a thread of its own, status, stopped and resumed."""
+"""The Train tab: one training at a time, in a background thread, with its status and its result."""
 
 from __future__ import annotations
 
@@ -14,30 +14,46 @@ from pathlib import Path
 
 from dear.clip.factory import load
 from dear.clip.model import Clip
-from dear.data import ImageSet, few_shot, open_data
+from dear.data import ImageSet, few_shot
 from dear.data.images import even_subset
 from dear.errors import DearError, RunError, UsageError
 from dear.heads.discover import discover_roles
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
-from dear.report.page import render
+from dear.report.page import Thumbnail, render, thumbnail
+from dear.runs.evaluate_sets import SetEvaluation
 from dear.runs.folder import FILES
 from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.studio.state import StudioState, check_folder
+from dear.tasks.evaluate import HeldOutAccuracy, held_out_accuracy, open_held_out
+from dear.tasks.labeling.check import check_labels
 from dear.train.fit import fit
-from dear.train.label_check import label_sentence
 from dear.train.run import Paused
 from dear.train.setup.focus import check_focus
 from dear.train.setup.prepare import Job, check_held_out, check_task, open_training, prepare
 from dear.utils.files import write_atomic
 
-_TESTED = 120  # images for the accuracy that is shown while training
+_TESTED = 120  # images for the accuracy during training
+_SUSPECTS = 12  # labels that look wrong, at most
 
-
-AUTOMATIC, DISCOVER, MIXED = "automatic", "found on these images", "all heads mixed"
+AUTOMATIC, DISCOVER, MIXED = "automatic", "discovered on these images", "all heads mixed"
 ROLE_CHOICES = (AUTOMATIC, DISCOVER, MIXED)
-"""Where roles come from: the backbone's own map or else found; always found; no head treated differently."""
+"""Origin of roles: the backbone's map or else discovered; always discovered; the same role for every head."""
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a finished training reports."""
+
+    used: int  #: training images
+    available: int  #: images of the training split
+    unreadable: int  #: images that could not be read
+    accuracy: HeldOutAccuracy | None  #: on the test split; None where the data has none
+    mode: str  #: the usual mode of the model
+    notices: tuple[str, ...] = ()
+    suspects: tuple[Thumbnail, ...] = ()  #: training images whose labels look wrong
+    wrong: int = 0  #: number of labels that look wrong
 
 
 @dataclass
@@ -45,12 +61,13 @@ class TrainingStatus:
     """The state of a training, for display."""
 
     state: str = "idle"  #: "idle", "running", "stopped", "finished" or "failed"
-    message: str = "Nothing has been trained yet."  #: a sentence for people
-    step: int = 0  #: steps done, of `steps`
-    steps: int = 0  #: steps in all
-    lines: list[Mapping[str, float | int]] = field(default_factory=list)  #: the log so far
-    #: (step, mode -> share) measured after each epoch
+    message: str = "No training yet."  #: a sentence for people
+    step: int = 0  #: finished steps, of `steps`
+    steps: int = 0
+    lines: list[Mapping[str, float | int]] = field(default_factory=list)  #: the log
+    #: (step, mode -> accuracy) after each epoch
     accuracy: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
+    result: TrainingResult | None = None  #: of a finished training
 
     @property
     def busy(self) -> bool:
@@ -67,14 +84,14 @@ class Trainer:
         self.run: Path | None = None
         self.spec: Spec | None = None
         self.roles = AUTOMATIC
-        self.owner = ""  #: the visitor who began the training
+        self.owner = ""  #: the visitor who started the training
         self._job: Job | None = None  #: cached for `resume`
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._number = 0
 
     def start(self, spec: Spec, roles: str = AUTOMATIC, owner: str = "") -> None:
-        """Begin a new training; `roles` is one of `ROLE_CHOICES`, or a role map file.
+        """Start a training; `roles` is one of `ROLE_CHOICES`, or a role map file.
 
         An empty backbone in `spec` is the one of the studio.
         """
@@ -94,21 +111,21 @@ class Trainer:
         with self.state.lock:
             self._refuse_second()
             if self.spec is None or self.status.state != "stopped":
-                raise UsageError("there is no stopped training to resume; start one")
+                raise UsageError("no training is stopped; start one")
             self._launch(*self._open(self.spec), resume=True)
 
     def stop(self, wait: float = 30.0) -> None:
-        """Ask the running training to stop after its present step, and wait until it has."""
+        """Stop the training after its current step, and wait for its end."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(wait)
 
     def may_stop(self, visitor: str) -> bool:
-        """Whether this visitor may stop the training: its owner, or anybody at this computer."""
+        """Whether this visitor may stop the training: its owner, or any visitor of a local studio."""
         return self.state.local or visitor == self.owner
 
     def wait(self, seconds: float) -> TrainingStatus:
-        """The state after `seconds`, or as soon as the training ends."""
+        """The status after `seconds`, or as soon as the training ends."""
         if self._thread is not None:
             self._thread.join(seconds)
         return self.status
@@ -117,7 +134,7 @@ class Trainer:
         """The finished run as one zip file."""
         with self.state.lock:  # no other training can begin meanwhile
             if self.run is None or self.status.state != "finished" or self.spec is None:
-                raise RunError("there is no finished run to download yet")
+                raise RunError("no run is finished yet")
             memory = io.BytesIO()
             with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
                 for name in FILES:
@@ -130,12 +147,12 @@ class Trainer:
 
     def _refuse_second(self) -> None:
         if self.status.busy:
-            raise UsageError("a training is running; stop it first, or wait until it is done")
+            raise UsageError("a training is already running; stop it or wait for its end")
 
     def _check_choices(self, spec: Spec, roles: str) -> None:
-        """Refuse a backbone or a role map before any work begins."""
+        """Reject a wrong backbone or role map before any work starts."""
         if spec.backbone and not self.state.local and spec.backbone not in ("mini", self.state.clip.name):
-            raise UsageError("this studio is open to other computers; choose its own backbone or mini")
+            raise UsageError(f"{spec.backbone}: an open studio trains on {self.state.clip.name} or mini only")
         if roles not in ROLE_CHOICES:
             RoleMap.load(roles)
         if spec.focus is not None:
@@ -144,17 +161,15 @@ class Trainer:
     def _open(self, spec: Spec) -> tuple[ImageSet, ImageSet | None]:
         name = (spec.data or "").strip()
         if not name:
-            raise UsageError("name the images to train on: a task of the attribute world or a folder")
+            raise UsageError("Images must name a folder or a task of the attribute world, got nothing")
         if not name.startswith("world:"):
             name = str(check_folder(self.state, name))
         images = open_training(spec.changed(data=name))
         check_task(images)
-        try:
-            test = open_data(name, "test", root=spec.root)
-        except DearError:
-            return images, None
-        check_held_out(images, test)
-        return images, even_subset(test, _TESTED) if len(test) else None
+        test = open_held_out(name, spec.root)
+        if test is not None:
+            check_held_out(images, test)
+        return images, test
 
     def _launch(self, images: ImageSet, test: ImageSet | None, resume: bool) -> None:
         before = self.status
@@ -171,22 +186,20 @@ class Trainer:
         status = self.status
         try:
             model = self._train(images, test, resume, status)
+            status.message = "Measuring accuracy …"
+            status.result = self._result(model, test)
         except Paused:
             status.state = "stopped"
-            status.message = (
-                f"Stopped after step {status.step} of {status.steps}. Resume continues from there."
-            )
+            status.message = f"Stopped after step {status.step} of {status.steps}. Resume continues it."
         except DearError as error:
             status.state, status.message = "failed", str(error)
-        except Exception:  # a fault of ours: the page says so, the terminal gets the trace
+        except Exception:  # a bug: the terminal shows the traceback
             traceback.print_exc()
-            status.state, status.message = "failed", "An error inside dear; the terminal has the details."
+            status.state, status.message = "failed", "An internal error; see the terminal."
         else:
             title = model.method.title
-            self.state.use(model, f"{title} trained here on {images.name}", test or images)
-            labels = label_sentence(model.metrics.get("labels"))
-            status.message = f"Done after {status.steps} steps. The other tabs use this model now."
-            status.message += f" Notice: {labels}." if labels else ""
+            self.state.use(model, f"{title}, trained on {images.name}", test or images)
+            status.message = f"{title} is trained. All tabs use it now."
             status.state = "finished"
 
     def _train(self, images: ImageSet, test: ImageSet | None, resume: bool, status: TrainingStatus) -> Model:
@@ -194,6 +207,7 @@ class Trainer:
             self._job = self._prepare(images, status)
         job = self._job
         method, epochs = job.method, job.recipe.epochs
+        tested = None if test is None else even_subset(test, _TESTED)
         began, first = time.monotonic(), -1
 
         def log(step: int, steps: int, line: Mapping[str, float | int]) -> None:
@@ -202,17 +216,43 @@ class Trainer:
             status.step, status.steps = step, steps
             if line and (not status.lines or status.lines[-1]["step"] != line["step"]):
                 status.lines.append(dict(line))
-            if test is not None and step * epochs % steps == 0:
+            if tested is not None and step * epochs % steps == 0:
                 status.message = f"Step {step} of {steps}, measuring accuracy …"
-                status.accuracy.append((step, Model(method).evaluate(test).accuracy))
-            left = (time.monotonic() - began) / (step - first) * (steps - step)
-            status.message = f"Step {step} of {steps}, about {left:.0f} s left."
+                result = Model(method).evaluate(tested)
+                sets = result.mean_precision if isinstance(result, SetEvaluation) else None
+                status.accuracy.append((step, sets or result.accuracy))
+            seconds = (time.monotonic() - began) / (step - first) * (steps - step)
+            status.message = f"Step {step} of {steps}, about {seconds:.0f} s remaining."
 
         def progress(stage: str, done: int, total: int | None) -> None:
             if stage == "calibration":
                 status.message = f"Calibrating the probabilities, {done}% …"
 
         return fit(job, self.run, resume=resume, log=log, progress=progress, stop=self._stop.is_set)
+
+    def _result(self, model: Model, test: ImageSet | None) -> TrainingResult:
+        """Accuracy before and after, images that were not used, and labels that look wrong."""
+        job = self._job
+        assert job is not None
+        wrong = dict(model.metrics.get("labels") or {}).get("look_wrong", 0)
+        suspects = check_labels(job.images, model.clip.plain).suspects[:_SUSPECTS] if wrong else ()
+        return TrainingResult(
+            used=len(job.images),
+            available=job.available,
+            unreadable=len(job.unreadable),
+            accuracy=None if test is None else held_out_accuracy(model, test),
+            mode=model.pick_mode(None),
+            notices=job.notices,
+            suspects=tuple(
+                Thumbnail(
+                    thumbnail(job.images.image(one.index)),
+                    one.key,
+                    (("name", f"{one.label}, or {one.suggestion}?"), ("soft", Path(one.key).name)),
+                )
+                for one in suspects
+            ),
+            wrong=wrong,
+        )
 
     def _prepare(self, images: ImageSet, status: TrainingStatus) -> Job:
         """The training with its backbone and role map."""
@@ -233,7 +273,7 @@ class Trainer:
         return prepare(spec, images, clip=clip, roles=roles, progress=progress)
 
     def _roles(self, clip: Clip, images: ImageSet, status: TrainingStatus) -> RoleMap | None:
-        """The role map that was chosen; None: as `dear adapt` finds one."""
+        """The chosen role map; None: `prepare` finds one as for `dear adapt`."""
         if self.roles == MIXED:
             vision = clip.config.vision
             return RoleMap.uniform("mixed", vision.last_third, vision.heads)
@@ -244,10 +284,8 @@ class Trainer:
 
         def progress(stage: str, done: int, total: int | None) -> None:
             if self._stop.is_set():
-                raise UsageError("stopped while the roles were being found; start again")
-            status.message = f"Finding the roles of the heads: {stage} {done}" + (
-                f" of {total}" if total else ""
-            )
+                raise UsageError("stopped during the discovery of roles; start again")
+            status.message = f"Discovering head roles: {stage} {done}" + (f" of {total}" if total else "")
 
         return discover_roles(clip, images, concepts="tags", progress=progress)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
+from dear.data.texts import read_texts
+from dear.data.tree import read_tree
 from dear.errors import DiskError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
@@ -21,7 +23,7 @@ from dear.tasks.evaluate import held_out_accuracy, open_held_out
 from dear.train.fit import fit
 from dear.train.setup.estimate import estimate
 from dear.train.setup.prepare import Job, check_held_out, open_training, prepare
-from dear.train.tensorboard import logged
+from dear.train.trackers import logged
 from dear.utils.files import PathLike
 from dear.utils.pairs import parse_pairs
 from dear.utils.progress import Progress
@@ -55,10 +57,13 @@ def adapt(
     focus: str | None = None,
     calibrate: bool = True,
     data_root: PathLike | None = None,
+    margin: float = 0.0,
     template: str | None = None,
+    texts: PathLike | Mapping[str, Any] | None = None,
+    tree: PathLike | Mapping[str, Any] | None = None,
     resume: bool = False,
     check: bool = True,
-    tensorboard: PathLike | None = None,
+    log: str | None = None,
     device: str = "auto",
     mode: str | None = None,
     progress: Progress | None = None,
@@ -96,10 +101,15 @@ def adapt(
         focus: role whose heads to learn with in addition to the whole feature ("location"), or "auto".
         calibrate: fit probabilities and the threshold for rejection by cross-validation after training.
         data_root: folder of the benchmarks, for the name of a benchmark.
+        margin: added to every box of the data on each side, as a fraction of the box.
         template: prompt with `{}` for the class; None: the dataset's.
+        texts: several texts per class, averaged: a JSON file or a mapping `{class: [sentence, …]}`; None: the
+            column `texts` of the data where it has one (`dear.data.texts`).
+        tree: a tree of the classes, by which answers are read: a JSON file or a mapping, nested or from child
+            to parent; None: the column `parent` of the data where it has one (`dear.data.tree`).
         resume: continue an interrupted run in `out`.
         check: measure accuracy on held-out images before and after, where `data` has any.
-        tensorboard: folder to log to, for `tensorboard --logdir`.
+        log: also log to tensorboard:FOLDER, mlflow:FOLDER, wandb:PROJECT, or trackio:PROJECT.
         device: "auto", "cpu", "cuda", …
         mode: how the result will predict; checked before training.
         progress: called with (stage, done, total).
@@ -133,7 +143,10 @@ def adapt(
         shots=shots,
         seed=seed,
         template=template,
+        texts=None if texts is None else read_texts(texts),
+        tree=None if tree is None else read_tree(tree),
         root=data_root,
+        margin=margin,
         recipe=values,
         preset=preset,
         options=parse_pairs(options, "options"),
@@ -146,7 +159,7 @@ def adapt(
     )
     if out is not None:
         check_folder(out, resume)
-    held_out = None if isinstance(data, ImageSet) else open_held_out(data, data_root)
+    held_out = None if isinstance(data, ImageSet) else open_held_out(data, data_root, margin)
     if held_out is not None:
         check_held_out(open_training(spec), held_out)
     job = prepare(
@@ -161,8 +174,8 @@ def adapt(
     )
     job.method.pick_mode(mode)
     _log_plan(job, held_out, resume)
-    with logged(tensorboard) as log:
-        model = fit(job, out, resume=resume, progress=progress, log=log, stop=stop)
+    with logged(log) as each_step:
+        model = fit(job, out, resume=resume, progress=progress, log=each_step, stop=stop)
     metrics: dict[str, Any] = {} if job.focus is None else {"focus": asdict(job.focus)}
     if check and held_out is not None:
         accuracy = held_out_accuracy(model, held_out, progress)
@@ -171,6 +184,7 @@ def adapt(
             "zero_shot": accuracy.before,
             "images": accuracy.images,
             "available": accuracy.available,
+            **({} if accuracy.measure == "accuracy" else {"measure": accuracy.measure}),
         }
     _add_metrics(model, out, metrics)
     return model

@@ -14,7 +14,8 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, require_one_label
+from dear.data.texts import read_texts
 from dear.errors import DataError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
@@ -129,6 +130,9 @@ class Choice:
 
         return pd.DataFrame(self.rows())
 
+    def __repr__(self) -> str:
+        return f"<Choice: {self.sentence}>"
+
     def _repr_html_(self) -> str:
         cells = [
             (
@@ -161,6 +165,7 @@ def choose(
     unreadable: str = "stop",
     data_root: PathLike | None = None,
     template: str | None = None,
+    texts: PathLike | Mapping[str, Any] | None = None,
     device: str = "auto",
     roles: PathLike | RoleMap | None = None,
     recipe: Mapping[str, Any] | None = None,
@@ -184,6 +189,7 @@ def choose(
         unreadable: "stop" refuses images that cannot be read, "skip" leaves them out.
         data_root: folder of the benchmarks, for the name of a benchmark.
         template: prompt with `{}`; None: the dataset's.
+        texts: several texts per class, averaged; see `dear.adapt`.
         device: "auto", "cpu", "cuda", …
         roles: role map or its file; None: the backbone's, or discovered on the images.
         recipe: values of the training recipe by name, for all methods.
@@ -217,6 +223,7 @@ def choose(
         shots=shots,
         seed=seed,
         template=template,
+        texts=None if texts is None else read_texts(texts),
         root=data_root,
         unreadable=unreadable,
         recipe=recipe,
@@ -225,6 +232,7 @@ def choose(
     clip = backbone if isinstance(backbone, Clip) else None
     first = prepare(spec.changed(method="zeroshot", calibrate=True), images, clip=clip, device=device)
     images, clip = first.images, first.method.clip
+    require_one_label(images, "choose")
     if not image_folds(images.labels, 2, spec.seed, first.duplicates):
         raise DataError(
             f"{images.name}: every class has a single image (copies are not counted), so none can be held "
@@ -313,9 +321,9 @@ def _on_new(job: Job, trials: Trials) -> Tensor | None:
     mode, parts = job.method.modes[0], []
     for turn in classes_held_out(job.method, trials):
         first = len(turn.trained)
-        own = turn.labels >= first
+        in_group = turn.labels >= first
         if len(turn.new) > 1:
-            parts.append(turn.logits[mode][own, first:].argmax(dim=1) == turn.labels[own] - first)
+            parts.append(turn.logits[mode][in_group, first:].argmax(dim=1) == turn.labels[in_group] - first)
     return torch.cat(parts) if parts else None
 
 

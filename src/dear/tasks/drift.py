@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from scipy.stats import betabinom
 from torch import Tensor
 
 from dear.calibration.reference import Reference
+from dear.data.duplicates import find_file_duplicates
+from dear.data.folds import Places, equal_rows
 from dear.errors import UsageError
 from dear.images.names import find_images
 from dear.images.open import open_image
@@ -59,6 +62,7 @@ class Drift:
     classes: tuple[ClassDrift, ...]  #: most far images first
     examples: tuple[str, ...]  #: the images that are farthest
     unreadable: tuple[str, ...] = ()
+    distinct: int = 0  #: new images, copies counted once; the p-values count no copies
     #: (file, predicted class, nearness, whether it is far) of every new image
     rows: tuple[tuple[str, str, float, bool], ...] = field(default=(), repr=False)
 
@@ -98,6 +102,9 @@ class Drift:
         }
         write_atomic(path, render("drift.html", title="Drift", drift=self, images=shown, notes=notes))
 
+    def __repr__(self) -> str:
+        return f"<Drift: {self.verdict}>"
+
     def _repr_html_(self) -> str:
         """For notebooks."""
         return render("summary.html", verdict=self.verdict, tables=[self.table()])
@@ -108,6 +115,7 @@ class Drift:
             "drifted": self.drifted,
             "verdict": self.verdict,
             "images": self.images,
+            "distinct_images": self.distinct,
             "training_images": self.reference,
             "far": self.far,
             "far_expected": FAR,
@@ -160,7 +168,8 @@ def drift(
     features = model.features(readable, progress=progress)
     problems = tuple(answer.error for answer in answers if answer.error is not None)
     likeliest = [answer.classes[0][0] for answer in good]
-    result = compare(reference, features, readable, likeliest, unreadable=problems)
+    units = find_file_duplicates(readable).units
+    result = compare(reference, features, readable, likeliest, unreadable=problems, units=units)
     if out is not None:
         result.write_page(out)
     return result
@@ -173,10 +182,21 @@ def compare(
     answers: Sequence[str],
     seed: int = 1,
     unreadable: tuple[str, ...] = (),
+    units: Places | None = None,
 ) -> Drift:
-    """Compare features [n, E] of new images with those of the training images."""
+    """Compare features [n, E] of new images with those of the training images.
+
+    `units` [n]: copies of an image have the same; None: images with equal features are copies. Of copies one
+    counts in both tests, which take images as independent.
+    """
     nearness = reference.nearness(features)
-    far, far_p = find_far(reference.own_nearness, nearness)
+    far, _ = find_far(reference.own_nearness, nearness)
+    distinct = np.unique(equal_rows(features) if units is None else units, return_index=True)[1].tolist()
+    if len(distinct) < MIN_IMAGES:
+        raise UsageError(
+            f"drift needs at least {MIN_IMAGES} different images, got {len(distinct)} and copies of them"
+        )
+    _, far_p = find_far(reference.own_nearness, nearness[distinct])
     by_class: dict[str, list[bool]] = {}
     for name, each in zip(answers, far.tolist(), strict=True):
         by_class.setdefault(name, []).append(each)
@@ -187,7 +207,8 @@ def compare(
         reference=len(reference.labels),
         far=float(far.double().mean()),
         far_p=far_p,
-        p=two_sample(reference.features.float(), features.float(), seed),
+        p=two_sample(reference.features.float(), features[distinct].float(), seed),
+        distinct=len(distinct),
         classes=tuple(sorted(rows, key=lambda row: (-row.far * row.images, row.name))),
         examples=tuple(files[index] for index in order),
         unreadable=unreadable,
@@ -216,10 +237,13 @@ def find_far(training: Tensor, new: Tensor) -> tuple[Tensor, float]:
 def two_sample(first: Tensor, second: Tensor, seed: int = 1, permutations: int = PERMUTATIONS) -> float:
     """P-value that features [n, E] and [m, E] have one distribution: MMD with permutations.
 
-    The kernel is Gaussian in the distance of unit features, as wide as their median distance.
+    The kernel is Gaussian in the distance of unit features, as wide as their median distance. The order of
+    the images does not matter.
     """
     generator = torch.Generator().manual_seed(seed)
-    parts = [some[torch.randperm(len(some), generator=generator)[:MOST_IMAGES]] for some in (first, second)]
+    direction = torch.randn(first.shape[1], generator=generator, dtype=torch.float64)
+    ordered = [some[(some.double() @ direction).argsort()] for some in (first, second)]
+    parts = [some[torch.randperm(len(some), generator=generator)[:MOST_IMAGES]] for some in ordered]
     x = torch.nn.functional.normalize(torch.cat(parts).double(), dim=-1)
     squared = torch.cdist(x, x).square()
     upper = squared[torch.triu_indices(len(x), len(x), 1).unbind()]

@@ -15,13 +15,17 @@ from dear.calibration.temperature import auroc
 from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
 from dear.data import halves
-from dear.data.images import TEMPLATE, ImageSet, even_subset
-from dear.data.open import open_data
+from dear.data.duplicates import find_duplicates
+from dear.data.images import TEMPLATE, ImageSet, even_subset, targets_of
+from dear.data.open import HELD_OUT_SPLIT, open_data
+from dear.data.texts import read_texts, resolve_texts
 from dear.errors import DataError, DiskError, RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import build_method
+from dear.methods.texts import ClassTexts
 from dear.runs.class_lists import combine_classes, split_class_list
 from dear.runs.evaluate import Evaluation, Rejection, share_interval
+from dear.runs.evaluate_sets import SetEvaluation
 from dear.runs.folder import add_metrics
 from dear.runs.model import Model, Run
 from dear.shortcuts.without import Without, remove
@@ -32,6 +36,7 @@ from dear.utils.files import PathLike
 from dear.utils.notices import warn
 from dear.utils.progress import Progress
 
+MEAN_PRECISION = "mean average precision"  #: what stands for accuracy where images have several labels
 MOST_IMAGES = 1000  #: held-out images that are answered after training, at most
 
 
@@ -42,6 +47,7 @@ def evaluate(
     mode: str | None = None,
     data_root: PathLike | None = None,
     split: str = "test",
+    margin: float | None = None,
     template: str | None = None,
     unreadable: str = "stop",
     unknown: PathLike | ImageSet | None = None,
@@ -62,6 +68,7 @@ def evaluate(
         mode: the mode of the report, checked before any work; None: the method's usual one.
         data_root: folder of the benchmarks, for the name of a benchmark.
         split: which images of `data`: "train", "test", "val" or "all".
+        margin: added to every box of the data on each side, as a fraction of the box; None: as in training.
         template: prompt with `{}` for every class; None: the one the run was trained with.
         unreadable: "stop" refuses a set with images that cannot be read, "skip" leaves them out.
         unknown: images of none of the run's classes (a folder, a table, a benchmark, `world:NAME`, or a set,
@@ -80,7 +87,10 @@ def evaluate(
     """
     model = load_model(run, backbone, device).with_classes(template=template)
     mode = model.pick_mode(mode)
-    images = data if isinstance(data, ImageSet) else open_data(data, split, root=data_root)
+    boxes = margin if margin is not None else 0.0 if model.spec is None else model.spec.margin
+    images = data if isinstance(data, ImageSet) else open_data(data, split, root=data_root, margin=boxes)
+    if unknown is not None and model.method.several:
+        raise UsageError("unknown: needs a run with one label per image; an empty set is 'none of these'")
     limit = None if unknown is None else _known_threshold(model, images.classes, reject_share, mode)
     evaluation = model.evaluate(
         images, scores=unknown is not None, unreadable=unreadable, cached=True, progress=progress
@@ -99,6 +109,8 @@ def evaluate(
 def _note_in_run(run: PathLike, key: str, evaluation: Evaluation) -> None:
     report = evaluation.report()
     figures = {"accuracy": report["modes"], "images": report["images"], "ece": report["ece"]}
+    if isinstance(evaluation, SetEvaluation):
+        figures["measure"] = MEAN_PRECISION
     try:
         add_metrics(run, **{key: figures})
     except (DiskError, RunError) as error:
@@ -112,7 +124,9 @@ def zeroshot(
     backbone: PathLike | Clip = "mini",
     data_root: PathLike | None = None,
     split: str = "test",
+    margin: float = 0.0,
     template: str | None = None,
+    texts: PathLike | Mapping[str, Any] | None = None,
     ensemble: bool = False,
     half: str = "all",
     without: str | Sequence[str] | Without | None = None,
@@ -136,7 +150,10 @@ def zeroshot(
         backbone: what `load` takes, or a loaded backbone.
         data_root: folder of the benchmarks, for the name of a benchmark.
         split: which images of a labeled set: "train", "test", "val" or "all".
+        margin: added to every box of the data on each side, as a fraction of the box.
         template: prompt with `{}`; None: the dataset's, or "a photo of a {}."
+        texts: several texts per class, averaged: a JSON file or a mapping `{class: [sentence, …]}`; None: the
+            column `texts` of the data where it has one.
         ensemble: average several prompts per class.
         half: "all" classes, or the "base" (first) or "novel" (second) half of a labeled set.
         without: concepts to remove, as measured on the training split of the labeled set.
@@ -168,32 +185,50 @@ def zeroshot(
     if classes is not None and (without or half != "all"):
         raise UsageError("without and half are for a labeled set; leave them out, or leave out classes")
     removal = Without.of(without, way, examples) if without else None
+    listed = None if texts is None else read_texts(texts)
     if classes is not None:
         names = split_class_list(classes) if isinstance(classes, str) else list(classes)
         combine_classes(names, ())
+        prompt = template or TEMPLATE
+        class_texts = _class_texts(listed, names, prompt)
         clip = _load(backbone, device)
-        method = build_method("zeroshot", clip, names, template=template or TEMPLATE, ensemble=ensemble)
+        method = build_method("zeroshot", clip, names, template=prompt, texts=class_texts, ensemble=ensemble)
         return predict(method, data, top=top, unreadable=unreadable, progress=progress)
     if isinstance(data, ImageSet):
         images = data
     elif isinstance(data, str | os.PathLike):
-        images = open_data(data, split, root=data_root, template=template)
+        images = open_data(data, split, root=data_root, template=template, margin=margin)
     else:
         raise UsageError("a list of images has no labels; name the classes to choose from with classes")
     if half != "all":
         images = images.select_classes(halves(images.classes)[half == "novel"])
+    prompt = template or images.template
+    class_texts = _class_texts(listed or getattr(images, "texts", None), images.classes, prompt)
     clip = _load(backbone, device)
     if removal is not None:
         if isinstance(data, ImageSet):
             raise UsageError("without is measured on a training split; name a folder, a table or a benchmark")
         clip = remove(clip, open_data(data, "train", root=data_root, template=template), removal, roles).clip
+    several = targets_of(images) is not None
     method = build_method(
-        "zeroshot", clip, images.classes, template=template or images.template, ensemble=ensemble
+        "zeroshot",
+        clip,
+        images.classes,
+        template=prompt,
+        texts=class_texts,
+        several=several,
+        ensemble=ensemble,
     )
     evaluation = Model(method).evaluate(images, unreadable=unreadable, cached=True, progress=progress)
     note = "" if clip.correction is None else clip.correction.note
     title = f"{clip.name} on {images.name}, zero-shot{note and f', without {note}'}"
     return replace(evaluation, title=title, removed=note)
+
+
+def _class_texts(
+    texts: Mapping[str, Sequence[str]] | None, classes: Sequence[str], template: str
+) -> ClassTexts:
+    return ClassTexts(resolve_texts(texts, classes, template) if texts else {})
 
 
 def _load(backbone: PathLike | Clip, device: str) -> Clip:
@@ -205,32 +240,38 @@ class HeldOutAccuracy:
     """Accuracy on images that were not trained on, as fractions of 1."""
 
     images: int  #: how many images were answered
-    available: int  #: how many held-out images there are
+    available: int  #: how many held-out images there are, copies counted once
     before: float  #: accuracy of the frozen backbone (zero-shot)
     after: dict[str, float]  #: accuracy of the adapted model, by mode
+    measure: str = "accuracy"  #: or `MEAN_PRECISION`, of a run with several labels
 
 
-def open_held_out(data: PathLike, root: PathLike | None = None) -> ImageSet | None:
-    """The test split of a dataset, or None where it has none."""
+def open_held_out(data: PathLike, root: PathLike | None = None, margin: float = 0.0) -> ImageSet | None:
+    """The images that a training on a dataset holds out, or None where it holds out none."""
     try:
-        found = open_data(data, "test", root=root)
+        images = open_data(data, HELD_OUT_SPLIT, root=root, margin=margin)
     except DataError:
         return None
-    return found if len(found) else None
+    return images if len(images) else None
 
 
 def held_out_accuracy(run: Run, images: ImageSet, progress: Progress | None = None) -> HeldOutAccuracy:
     """Accuracy before and after, on at most `MOST_IMAGES` images spread evenly over the set.
 
-    Images that cannot be read are left out.
+    Of copies of an image one counts; images that cannot be read are left out.
     """
+    images = images.subset(find_duplicates(images).distinct(images.labels.tolist()))
     some = even_subset(images, MOST_IMAGES)
     model = Model.of(run)
     before, after = (
         one.evaluate(some, unreadable="skip", cached=True, progress=progress)
         for one in (model.frozen(), model)
     )
-    return HeldOutAccuracy(len(before.labels), len(images), before.accuracy["default"], after.accuracy)
+    counts = len(before.labels), len(images)
+    if isinstance(before, SetEvaluation) and isinstance(after, SetEvaluation):
+        figures = before.mean_precision["default"], after.mean_precision
+        return HeldOutAccuracy(*counts, *figures, measure=MEAN_PRECISION)
+    return HeldOutAccuracy(*counts, before.accuracy["default"], after.accuracy)
 
 
 def _known_threshold(model: Model, classes: Sequence[str], share: float, mode: str) -> Threshold:

@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -39,7 +39,14 @@ class Exported(Protocol):
     def preprocess(self, image: Any) -> Any:
         """An image to normalized pixels."""
 
-    def predict(self, images: Any, top: int = 5, mode: str | None = None) -> list[Answer]:
+    def predict(
+        self,
+        images: Any,
+        top: int = 5,
+        mode: str | None = None,
+        reject: float | None = None,
+        certain: float | None = None,
+    ) -> list[Answer]:
         """The likeliest classes of each image."""
 
 
@@ -63,6 +70,10 @@ class Predictions(Sequence[Answer]):
 
     def __iter__(self) -> Iterator[Answer]:
         return iter(self.answers)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(repr(label) for label in self.labels[:5]) + (", …" if len(self) > 5 else "")
+        return f"<Predictions: {len(self)} images, {shown}>"
 
     @property
     def labels(self) -> list[str | None]:
@@ -98,6 +109,12 @@ class Predictions(Sequence[Answer]):
                 "answer": _label(answer),
                 "classes": [{"name": name, "probability": value} for name, value in answer.classes],
                 "rejected": answer.rejected,  # null: rejection is off
+                **(
+                    {}
+                    if answer.node is None
+                    else {"node": {"name": answer.node[0], "probability": answer.node[1]}}
+                ),
+                **({} if answer.labels is None else {"labels": list(answer.labels)}),
                 "error": answer.error,
             }
             for answer in self.answers
@@ -146,6 +163,10 @@ class Predictions(Sequence[Answer]):
 def _label(answer: Answer) -> str | None:
     if answer.rejected:
         return NONE_OF_THESE
+    if answer.labels is not None:
+        return ";".join(answer.labels) or NONE_OF_THESE
+    if answer.node is not None:
+        return answer.node[0]
     return answer.classes[0][0] if answer.classes else None
 
 
@@ -168,6 +189,7 @@ def predict(
     template: str | None = None,
     reject: bool | float = False,
     reject_share: float = 0.05,
+    certain: float | None = None,
     top: int = 5,
     together: bool = False,
     mode: str | None = None,
@@ -190,6 +212,8 @@ def predict(
         reject: answer images that belong to none of the classes with "none of these"; a number is the share
             of images of known classes that may be rejected.
         reject_share: that share, where `reject` is True.
+        certain: of a run with a tree of classes: the probability that the answered node has at least; None:
+            0.8. The answer is the deepest such node: a class, or a node above it.
         top: classes per image.
         together: let the images help each other (`dear.tasks.together`): the answer of an image depends on
             the others. For the trained classes of a calibrated run.
@@ -211,13 +235,20 @@ def predict(
     """
     _check_options(top, unreadable)
     share = reject_share if reject is True else float(reject) if reject else None
+    if together and not isinstance(run, Exported):
+        from dear.tasks.load import load_model as load_together
+
+        run = load_together(run, backbone, device)
+        if run.method.several:
+            raise UsageError("together: needs one label per image, but this run has several; leave it out")
     if together and (classes is not None or template is not None or isinstance(run, Exported)):
         raise UsageError(
             "together answers with the trained classes of a run; leave classes, template and onnx out"
         )
     if isinstance(run, Exported):
-        check_exported(classes=classes, template=template, reject=reject or None, backbone=backbone)
-        answers = _predict_exported(run, _files(images), top, mode, unreadable)
+        check_exported(classes=classes, template=template, backbone=backbone)
+        settings = {"top": top, "mode": mode, "reject": share, "certain": certain}
+        answers = _predict_exported(run, _files(images), settings, unreadable)
     else:
         from dear.runs.class_lists import resolve_classes, split_class_list
         from dear.tasks.load import load_model
@@ -232,6 +263,7 @@ def predict(
             classes=classes,
             template=template,
             reject=share,
+            certain=certain,
             top=top,
             mode=mode,
             unreadable=unreadable,
@@ -284,29 +316,24 @@ def _check_options(top: int, unreadable: str) -> None:
 
 
 def check_exported(*, top: int = 5, unreadable: str = "skip", **settings: object) -> None:
-    """Refuse settings without effect on an exported model, whose classes and prompts are fixed.
+    """Reject settings without effect on an exported model, whose classes and prompts are fixed.
 
     Raises:
         UsageError: names the setting.
     """
     _check_options(top, unreadable)
     name = next((name for name, value in settings.items() if value is not None), None)
-    if name == "reject":
-        raise UsageError(
-            "reject: an exported model does not hold the features of the training images, by which images of "
-            "no class are detected; use the run folder"
-        )
     if name is not None:
         raise UsageError(f"{name}: an exported model has fixed classes and weights; use the run folder")
 
 
 def _predict_exported(
-    model: Exported, files: Sequence[str], top: int, mode: str | None, unreadable: str
+    model: Exported, files: Sequence[str], settings: Mapping[str, Any], unreadable: str
 ) -> list[Answer]:
     answers = []
     for path in files:
         try:
-            answers += model.predict([path], top, mode)
+            answers += model.predict([path], **settings)
         except InputError as error:
             if unreadable == "stop":
                 raise

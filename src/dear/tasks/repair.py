@@ -14,7 +14,7 @@ from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data
-from dear.errors import RunError
+from dear.errors import RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.report.page import Table, percent, render
 from dear.runs.folder import load_run, read_config
@@ -121,7 +121,7 @@ def random_repairs(
     chosen = combine(*repairs)
     part = edits if removal is None else removal
     seen = None if part is None else part.images
-    found = []
+    comparisons = []
     for draw in range(draws):
         parts = []
         if chosen.heads and seen is not None:
@@ -133,8 +133,8 @@ def random_repairs(
             removed = (basis.T @ basis).to(chosen.center)
             words = ("random directions",), ("chance",)
             parts.append(Repair(*words, chosen.center, removed, rank=chosen.rank))
-        found.append(combine(*parts))
-    return found
+        comparisons.append(combine(*parts))
+    return comparisons
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,6 +274,8 @@ def repair(
     removal = None if without is None else Without.of(without, way, examples)
     old = load_run(run, backbone, pick_device(device))
     spec, plain = read_config(run), old.clip.corrected(None)
+    if spec.several:
+        raise UsageError(f"{run}: repair needs a run with one label per image; this one has several (labels)")
     job = prepare(
         spec.changed(without=None, way=None, examples=None, copies=None),
         _training_images(run, spec, data),
@@ -291,7 +293,7 @@ def repair(
             "anew, with the concept removed"
         )
     if compare and removal is not None and test is None and data is None:
-        test = run_images(run, "test")
+        test = run_images(run)
     if not compare or removal is None or test is None:
         return Repaired(fit(job, out, progress=progress), job.removal, job.edits, None)
     shortcuts = () if job.edits is None else job.edits.shortcuts[:3]

@@ -1,22 +1,26 @@
 """Attribute-conditioned retrieval: images that are similar in one attribute.
 
-Every attribute of an adapted model has a feature space of its own (eq. 11); images are ranked by their cosine
-there. On a backbone with a role map, without training, the space is made of the heads of the attribute.
+Every attribute of a DeAR run has its feature space (eq. 11), where images are ranked by their cosine. On a
+backbone with a role map, without training, the space consists of the contributions of the attribute's heads.
 """
 
 from __future__ import annotations
 
+import html
 import io
 import os
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
+from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
 from dear.data.batches import ImageLike, image_set, name_of, over_batches, pixels_for
 from dear.data.images import ImageSet, ListedImages, is_utf8
@@ -28,23 +32,27 @@ from dear.heads.focus import attribute_heads
 from dear.heads.neighbors import ALIKE, SAME, head_space, shared
 from dear.heads.roles import RoleMap
 from dear.images.views import image_paths, open_image
-from dear.methods.base import in_precision, unit
+from dear.methods.base import Method, in_precision
 from dear.methods.dear import DeAR
+from dear.methods.tensors import unit
 from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.model import Model, Run
 from dear.shortcuts.without import role_map
 from dear.utils.files import PathLike, write_atomic
 from dear.utils.progress import Progress, silent
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _CELL, _GAP, _LINE = 128, 8, 16
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was found in one attribute's space, most alike first."""
+class Match:
+    """Images of the gallery in one attribute's space, most similar first."""
 
     attribute: str
-    indices: tuple[int, ...]  #: places in the gallery
+    indices: tuple[int, ...]  #: positions in the gallery
     keys: tuple[str, ...]
     similarity: tuple[float, ...]  #: cosine with the query
 
@@ -52,6 +60,78 @@ class Found:
     def pairs(self) -> list[tuple[str, float]]:
         """Key and cosine of each image."""
         return list(zip(self.keys, self.similarity, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Retrieval(Sequence[Match]):
+    """The images most similar to a query, one `Match` per attribute."""
+
+    query: ImageLike
+    by: str  #: "heads" or "features"
+    matches: tuple[Match, ...]
+    images: ImageSet  #: the gallery
+    overlap: float | None = None  #: mean share of images that the lists of two attributes have in common
+    notice: str | None = None  #: a sentence where the attributes can hardly be distinguished
+
+    @overload
+    def __getitem__(self, index: int) -> Match: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Match, ...]: ...
+    def __getitem__(self, index: int | slice) -> Match | tuple[Match, ...]:
+        return self.matches[index]
+
+    def __len__(self) -> int:
+        return len(self.matches)
+
+    def __repr__(self) -> str:
+        attributes = ", ".join(match.attribute for match in self.matches)
+        return f"<Retrieval: by {self.by}, {attributes}>"
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per attribute and image: attribute, rank from 1, image, cosine."""
+        import pandas as pd
+
+        rows = [
+            (match.attribute, rank, key, cosine)
+            for match in self.matches
+            for rank, (key, cosine) in enumerate(match.pairs, start=1)
+        ]
+        return pd.DataFrame(rows, columns=["attribute", "rank", "image", "cosine"])
+
+    def sheets(self) -> dict[str, bytes]:
+        """One contact sheet per attribute: file name and PNG file."""
+        files = {}
+        for match in self.matches:
+            sheet = io.BytesIO()
+            contact_sheet(self.query, match, self.images).save(sheet, "PNG")
+            files[f"{match.attribute.lower()}.png"] = sheet.getvalue()
+        return files
+
+    def write_sheets(self, folder: PathLike) -> None:
+        """Write one contact sheet per attribute, `color.png` and so on."""
+        for name, sheet in self.sheets().items():
+            write_atomic(Path(folder) / name, sheet)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the contact sheets."""
+        notice = "" if self.notice is None else f"<p>{html.escape(self.notice)}</p>"
+        return notice + "".join(
+            f'<p><img alt="{html.escape(name)}" src="data:image/png;base64,{b64encode(sheet).decode()}"></p>'
+            for name, sheet in self.sheets().items()
+        )
+
+    def report(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        attributes = {
+            match.attribute: [{"image": key, "cosine": cosine} for key, cosine in match.pairs]
+            for match in self.matches
+        }
+        return {
+            "query": name_of(self.query),
+            "by": self.by,
+            "notice": self.notice,
+            "attributes": attributes,
+        }
 
 
 def gallery_of(source: PathLike | ImageSet, root: PathLike | None = None) -> ImageSet:
@@ -90,70 +170,111 @@ def gallery_features(method: DeAR, images: ImageSet, progress: Progress | None =
     return torch.cat(parts)
 
 
-def rank(method: DeAR, query: ImageLike, features: Tensor, images: ImageSet, top: int) -> list[Found]:
-    """The images most similar to the query in each attribute; `features` as `gallery_features` gives them."""
+def rank(method: DeAR, query: ImageLike, features: Tensor, images: ImageSet, top: int) -> list[Match]:
+    """The images most similar to the query in each attribute; `features` from `gallery_features`."""
     pixels = pixels_for(method.clip, image_set([query]), [0])
-    own = unit(method.attribute_features(pixels))[0].cpu()  # [A, E]
+    query_AE = unit(method.attribute_features(pixels))[0].cpu()
     return [
-        _nearest(attribute, features[:, number] @ own[number], len(images), images, top)
+        _nearest(attribute, features[:, number] @ query_AE[number], len(images), images, top)
         for number, attribute in enumerate(method.attributes)
     ]
 
 
 def retrieve(
-    run: Run,
+    run: Run | None = None,
+    *,
     query: ImageLike,
     gallery: PathLike | ImageSet,
-    *,
+    by: str | None = None,
+    roles: PathLike | RoleMap | None = None,
     attribute: str | None = None,
     top: int = 8,
     out: PathLike | None = None,
     backbone: PathLike | Clip | None = None,
+    data_root: PathLike | None = None,
     device: str = "auto",
-    root: PathLike | None = None,
     progress: Progress | None = None,
-) -> list[Found]:
-    """Images of a gallery that are most like a query in one attribute, or in each: `dear retrieve`.
+) -> Retrieval:
+    """Images of a gallery that are most similar to a query in one attribute, or in each: `dear retrieve`.
 
     Args:
-        run: run folder of a method with attribute features (DeAR), or the method.
+        run: run folder, method or model; None: the heads of `backbone` are searched.
         query: an image.
         gallery: a folder of images, or what `open_data` takes (its test split), or an image set.
+        by: "heads": the contributions of the heads with that role, the query itself is left out; "features":
+            the attribute features of a DeAR run. None: heads where the role map has any, else features.
+        roles: role map for the search by heads; None: the backbone's own.
         attribute: in any case; None: all of them.
-        top: how many images.
+        top: number of images.
         out: folder for one contact sheet per attribute, `color.png` and so on.
-        backbone: for the run folder, if the backbone's name does not find it.
+        backbone: the backbone to search with, or for a run folder, if the backbone moved.
+        data_root: folder of the benchmarks, for a gallery that is the name of a benchmark.
         device: "auto", "cpu", "cuda", …
-        root: folder of the benchmarks, for a gallery that is the name of a benchmark.
         progress: called with ("images", images read, images in all).
 
     Raises:
-        UsageError: the method has no attribute features, or no such attribute.
+        UsageError: neither a run nor a backbone is named; the method has no attribute features; no head
+            has that attribute.
+
+    Example:
+        >>> import dear
+        >>> images = dear.open_data("world:scenes").subset(range(12))
+        >>> image = images.image(3)
+        >>> dear.retrieve(query=image, gallery=images, backbone="mini", attribute="location", top=2)
+        <Retrieval: by heads, Location>
     """
-    method = Model.of(run, backbone, device).method
+    if by not in (None, "heads", "features"):
+        raise UsageError(f"by must be heads or features, got {by!r}")
+    if top < 1:
+        raise UsageError(f"top must be at least 1, got {top}")
+    if run is None and (by == "features" or backbone is None):
+        raise UsageError("name a run folder, or a backbone to search by heads with --backbone")
+    if run is None:
+        assert backbone is not None
+        method = None
+        clip = backbone if isinstance(backbone, Clip) else load(backbone, device=pick_device(device))
+    else:
+        method = Model.of(run, backbone, device).method
+        clip = method.clip
+    by_heads = by == "heads" or method is None or (by is None and has_attribute_heads(clip, roles))
+    if method is None or by_heads:
+        result = _by_heads(clip, query, gallery, roles, attribute, top, data_root, progress or silent)
+    else:
+        result = _by_features(method, query, gallery, attribute, top, data_root, progress)
+    if out is not None:
+        result.write_sheets(out)
+    return result
+
+
+def _by_features(
+    method: Method,
+    query: ImageLike,
+    gallery: PathLike | ImageSet,
+    attribute: str | None,
+    top: int,
+    root: PathLike | None,
+    progress: Progress | None,
+) -> Retrieval:
     if not isinstance(method, DeAR):
         raise UsageError(f"the method {method.name!r} has no features per attribute; use a DeAR run")
-    if top < 1:
-        raise UsageError(f"top = {top}: ask for at least one image")
     wanted = None if attribute is None else method.attributes[method.attribute_index(attribute)]
     images = gallery_of(gallery, root)
-    found = rank(method, query, gallery_features(method, images, progress), images, top)
-    chosen = [one for one in found if wanted in (None, one.attribute)]
-    _write_sheets(out, query, chosen, images)
-    return chosen
+    matches = rank(method, query, gallery_features(method, images, progress), images, top)
+    chosen = tuple(match for match in matches if wanted in (None, match.attribute))
+    return Retrieval(query, "features", chosen, images)
 
 
-def contact_sheet(query: ImageLike, found: Found, images: ImageSet, columns: int = 5) -> Image.Image:
-    """The query and what was found, side by side with the cosines below."""
+def contact_sheet(query: ImageLike, match: Match, images: ImageSet, columns: int = 5) -> Image.Image:
+    """The query and its matches in a grid, with the cosines below."""
     cells: list[tuple[Image.Image, str]] = [(open_image(query), f"query: {Path(name_of(query)).name}")]
-    for index, similarity in zip(found.indices, found.similarity, strict=True):
+    for index, similarity in zip(match.indices, match.similarity, strict=True):
         cells.append((images.image(index), f"{similarity:.3f} {Path(images.key(index)).name}"))
     columns = min(columns, len(cells))
     rows = -(-len(cells) // columns)
     wide, tall = _CELL + _GAP, _CELL + _LINE + _GAP
     sheet = Image.new("RGB", (columns * wide + _GAP, rows * tall + _LINE + 2 * _GAP), "white")
     pen = ImageDraw.Draw(sheet)
-    pen.text((_GAP, _GAP // 2), f"most alike in {found.attribute}", fill="black")
+    pen.text((_GAP, _GAP // 2), f"most similar in {match.attribute}", fill="black")
     for place, (image, words) in enumerate(cells):
         x, y = place % columns * wide + _GAP, place // columns * tall + _LINE + _GAP
         sheet.paste(ImageOps.pad(image, (_CELL, _CELL), color="white"), (x, y))
@@ -171,43 +292,22 @@ def _short(words: str, pen: ImageDraw.ImageDraw) -> str:
     return words
 
 
-@dataclass(frozen=True)
-class Neighbors:
-    """What was found by heads."""
-
-    found: tuple[Found, ...]  #: one list per attribute
-    shared: float  #: share of images that the lists of two attributes have in common, on average
-    notice: str | None  #: a sentence where attributes cannot be told apart; else None
+def has_attribute_heads(clip: Clip, roles: PathLike | RoleMap | None = None) -> bool:
+    """Whether the role map of a backbone has heads of an attribute to search images by."""
+    known = role_map(roles, clip)
+    return known is not None and bool(attribute_heads(known))
 
 
-def head_map_of(clip: Clip, roles: PathLike | RoleMap | None = None) -> RoleMap | None:
-    """The role map to search by, if it has heads with an attribute of their own."""
-    found = role_map(roles, clip)
-    return found if found is not None and attribute_heads(found) else None
-
-
-def retrieve_by_heads(
+def _by_heads(
     clip: Clip,
     query: ImageLike,
     gallery: PathLike | ImageSet,
-    *,
-    roles: PathLike | RoleMap | None = None,
-    attribute: str | None = None,
-    top: int = 8,
-    out: PathLike | None = None,
-    root: PathLike | None = None,
-    progress: Progress = silent,
-) -> Neighbors:
-    """The images of a gallery that are most like a query in the heads of one attribute, or of each.
-
-    The query itself is left out if it is in the gallery. `roles` is a role map instead of the backbone's own;
-    the other parameters are those of `retrieve`.
-
-    Raises:
-        UsageError: no head of the role map has that attribute.
-    """
-    if top < 1:
-        raise UsageError(f"top = {top}: ask for at least one image")
+    roles: PathLike | RoleMap | None,
+    attribute: str | None,
+    top: int,
+    root: PathLike | None,
+    progress: Progress,
+) -> Retrieval:
     known = role_map(roles, clip)
     spaces = {} if known is None else attribute_heads(known)
     if known is not None and known.caveat():
@@ -217,35 +317,26 @@ def retrieve_by_heads(
     wanted = None if attribute is None else find_attribute(attribute, spaces)
     images = gallery_of(gallery, root)
     seen = collect(clip, images, known.layers, progress=lambda done: progress("images", done, len(images)))
-    own = collect(clip, ListedImages((query,), torch.zeros(1, dtype=torch.long), ("query",)), known.layers)
-    same = (F.normalize(seen.features, dim=1) @ F.normalize(own.features, dim=1)[0]) > SAME
-    found = []
+    one = collect(clip, ListedImages((query,), torch.zeros(1, dtype=torch.long), ("query",)), known.layers)
+    same = (F.normalize(seen.features, dim=1) @ F.normalize(one.features, dim=1)[0]) > SAME
+    matches = []
     for name, heads in spaces.items():
         space, center = head_space(seen, heads)
-        near = space @ head_space(own, heads, center)[0][0]
-        found.append(_nearest(name, near.masked_fill(same, -2.0), int((~same).sum()), images, top))
-    overlap = shared({one.attribute: one.indices for one in found})
-    chosen = tuple(one for one in found if wanted in (None, one.attribute))
-    _write_sheets(out, query, chosen, images)
+        near = space @ head_space(one, heads, center)[0][0]
+        matches.append(_nearest(name, near.masked_fill(same, -2.0), int((~same).sum()), images, top))
+    overlap = shared({match.attribute: match.indices for match in matches})
     notice = None
-    if len(found) > 1 and overlap >= ALIKE:
+    if len(matches) > 1 and overlap >= ALIKE:
         notice = (
-            f"attributes can hardly be told apart on {clip.name}: the lists of two attributes share "
+            f"attributes can hardly be distinguished on {clip.name}: the lists of two attributes share "
             f"{overlap:.1%} of their images"
         )
-    return Neighbors(chosen, overlap, notice)
+    chosen = tuple(match for match in matches if wanted in (None, match.attribute))
+    return Retrieval(query, "heads", chosen, images, overlap, notice)
 
 
-def _write_sheets(out: PathLike | None, query: ImageLike, found: Sequence[Found], images: ImageSet) -> None:
-    """One contact sheet per attribute, where a folder is named."""
-    for one in found if out is not None else ():
-        sheet = io.BytesIO()
-        contact_sheet(query, one, images).save(sheet, "PNG")
-        write_atomic(Path(out or "") / f"{one.attribute.lower()}.png", sheet.getvalue())
-
-
-def _nearest(name: str, near: Tensor, available: int, images: ImageSet, top: int) -> Found:
+def _nearest(name: str, near: Tensor, available: int, images: ImageSet, top: int) -> Match:
     best = near.topk(min(top, available))
     places = best.indices.tolist()
     keys = tuple(images.key(place) for place in places)
-    return Found(name, tuple(places), keys, tuple(best.values.tolist()))
+    return Match(name, tuple(places), keys, tuple(best.values.tolist()))

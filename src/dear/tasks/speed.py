@@ -78,8 +78,8 @@ def measure(
         torch.manual_seed(0)
         clip = Clip(ClipConfig.named(options.shape)).to(device)
     method = _method(options, clip)
-    given = {} if options.batch is None else {"batch": options.batch}
-    recipe = Recipe.of(type(method), precision=options.precision, **given)
+    changed = {} if options.batch is None else {"batch": options.batch}
+    recipe = Recipe.of(type(method), precision=options.precision, **changed)
     bound = in_precision(method, options.precision)
     where = {**machine(device), "shape": options.shape, "method": options.method, "classes": options.classes}
     where["precision"] = str(bound.clip.visual.dtype).removeprefix("torch.")
@@ -182,7 +182,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The processor's name where the system tells it."""
+    """The processor's name where the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

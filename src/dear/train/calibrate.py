@@ -12,9 +12,11 @@ from torch import Tensor
 
 from dear.calibration.reference import drawn, held_out_nearness
 from dear.calibration.scales import Calibration, ModeCalibration, combined, standard
+from dear.calibration.sets import best_thresholds, fit_sigmoids
 from dear.calibration.temperature import CAUTION, auroc, cautious_temperature, fit_temperature
-from dear.data.duplicates import find_duplicates
+from dear.data.duplicates import Duplicates, find_duplicates
 from dear.data.folds import Places, equal_rows
+from dear.data.images import targets_of
 from dear.methods.base import Method
 from dear.runs.evaluate import calibration_error
 from dear.train.crossval import (
@@ -23,8 +25,8 @@ from dear.train.crossval import (
     Trials,
     class_folds,
     classes_held_out,
-    held_parts,
-    joined,
+    concat_folds,
+    iter_folds,
     some_classes_held_out,
 )
 from dear.utils.progress import Progress
@@ -32,9 +34,9 @@ from dear.utils.progress import Progress
 FOLDS = 10  #: parts of the images held out in turn for methods whose trainings take a moment
 SLOW_FOLDS = 3  #: for others
 CLASS_FOLDS = 3  #: parts of the images held out in turn while half of the classes are held out
-LEAST_IMAGES = 10  #: fewer held-out images say nothing about a temperature
-LEAST_NEW = 4  #: classes held out in all turns; fewer say nothing about a temperature of new classes
-ENOUGH_IMAGES = 80  #: in a set of which a slow method holds out the first part alone
+LEAST_IMAGES = 10  #: held-out images that a temperature needs
+LEAST_NEW = 4  #: classes held out in all trainings that a temperature of new classes needs
+ENOUGH_IMAGES = 80  #: from this size of a set on, a slow method holds out only the first fold
 #: log T fitted on methods that learned from two thirds of the images is higher by this much (docs/answers.md)
 TWO_THIRDS_BIAS = 0.1
 TOWER_CAUTION = 1.0  #: standard errors toward 1 for methods that train inside the tower
@@ -52,10 +54,10 @@ def calibrate(
     classes: 1.2 trainings as long as one on everything, 2.5 for small sets.
 
     Args:
-        method: says what is trained: kind, options, classes and backbone.
-        trials: what it was trained on and how.
-        features: frozen features [n, E] of the training images; None: images of no class are told by their
-            logits alone.
+        method: the trained method.
+        trials: its training images and settings.
+        features: frozen features [n, E] of the training images; None: images of no class are detected by
+            their logits alone.
         progress: called with ("calibration", percent done, 100).
 
     Returns:
@@ -80,17 +82,21 @@ def calibrate(
 
     trials = replace(trials, progress=step)
     folds, parts = calibration_folds(method, labels, units)
-    held = joined(list(islice(held_parts(method, trials, folds), parts)))
+    held = concat_folds(list(islice(iter_folds(method, trials, folds), parts)))
+    if method.several:
+        return fit_sets(held, targets_of(trials.images), parts)
     if method.quick:
-        left = list(classes_held_out(method, trials, CLASS_FOLDS, rotate=True))
+        without_classes = list(classes_held_out(method, trials, CLASS_FOLDS, rotate=True))
     else:
-        left = [some_classes_held_out(method, trials)] if len(method.classes) > 2 else []
+        without_classes = [some_classes_held_out(method, trials)] if len(method.classes) > 2 else []
     if progress is not None:
         progress("calibration", 100, 100)
-    found = fit_calibration(held, left, method.open_classes, parts)
+    calibration = fit_calibration(held, without_classes, method.open_classes, parts)
     if features is None:
-        return found
-    return with_nearness(found, held, left, features.cpu(), labels.cpu(), method.classes, units)
+        return calibration
+    return with_nearness(
+        calibration, held, without_classes, features.cpu(), labels.cpu(), method.classes, trials.duplicates
+    )
 
 
 def trial_costs(method: Method, labels: Tensor, seed: int, units: Places | None = None) -> list[float]:
@@ -103,8 +109,10 @@ def trial_costs(method: Method, labels: Tensor, seed: int, units: Places | None 
         return []
     folds, parts = calibration_folds(method, labels, units)
     costs = [(folds - 1) / folds] * parts
+    if method.several:
+        return costs
     if method.quick:
-        return costs + [1 / CLASS_FOLDS] * CLASS_FOLDS * len(class_folds(len(method.classes), seed))
+        return costs + [1 / CLASS_FOLDS] * CLASS_FOLDS * len(class_folds(method.classes, seed))
     return costs + [0.5] * (len(method.classes) > 2)
 
 
@@ -123,63 +131,90 @@ def calibration_folds(method: Method, labels: Tensor, units: Places | None = Non
     return SLOW_FOLDS, 1 if _holdable(method, labels, units) >= ENOUGH_IMAGES else SLOW_FOLDS
 
 
-def fit_calibration(held: HeldOut, left: list[HeldOutClasses], open_classes: bool, folds: int) -> Calibration:
+def fit_calibration(
+    held: HeldOut, without_classes: list[HeldOutClasses], open_classes: bool, folds: int
+) -> Calibration:
     """The calibration that cross-validated answers give."""
     bias = 0.0 if folds >= FOLDS else TWO_THIRDS_BIAS
-    modes = {mode: _fit_mode(mode, held, left, open_classes, bias) for mode in held.logits}
-    return Calibration(images=len(held.labels), folds=folds, class_folds=len(left), modes=modes)
+    modes = {mode: _fit_mode(mode, held, without_classes, open_classes, bias) for mode in held.logits}
+    return Calibration(images=len(held.labels), folds=folds, class_folds=len(without_classes), modes=modes)
+
+
+def fit_sets(held: HeldOut, targets: Tensor | None, folds: int) -> Calibration:
+    """The calibration of several labels (bool [n, C] of all images) that cross-validated answers give."""
+    assert targets is not None
+    truth = targets[held.rows]
+    modes = {}
+    for mode, logits in held.logits.items():
+        temperature, biases = fit_sigmoids(logits, truth)
+        probabilities = (logits.double() / temperature + biases).sigmoid()
+        sure = torch.maximum(probabilities, 1 - probabilities).flatten()
+        right = ((probabilities >= 0.5) == truth).flatten()
+        modes[mode] = ModeCalibration(
+            temperature=temperature,
+            ece_after=min(1.0, calibration_error(sure, right)),
+            biases=_rounded(biases),
+            thresholds=_rounded(best_thresholds(probabilities, truth)),
+        )
+    return Calibration(images=len(truth), folds=folds, modes=modes)
 
 
 def _fit_mode(
-    mode: str, held: HeldOut, left: list[HeldOutClasses], open_classes: bool, bias: float
+    mode: str, held: HeldOut, without_classes: list[HeldOutClasses], open_classes: bool, bias: float
 ) -> ModeCalibration:
     logits, labels = held.logits[mode], held.labels
     temperature = cautious_temperature(logits, labels, bias, TOWER_CAUTION if bias else CAUTION)
     before, after = (_error(z, labels) for z in (logits, logits / temperature))
     new_temperature = temperature
-    if left and open_classes:
-        # The methods of the turns learned from fewer images and classes than the one to be calibrated, so
-        # what they say of new classes is taken relative to their own temperature of trained ones.
-        in_turns = _temperature([turn.of_trained() for turn in left], mode) or temperature
-        new_in_turns = _temperature_of_new(mode, left) or in_turns
-        new_temperature = new_in_turns * fit_temperature(logits, labels) / in_turns
+    if without_classes and open_classes:
+        # These methods were trained on fewer images and classes than the one to calibrate, so their
+        # temperature of new classes counts relative to their temperature of trained ones.
+        of_trained = _temperature([part.of_trained() for part in without_classes], mode) or temperature
+        of_new = _temperature_of_new(mode, without_classes) or of_trained
+        new_temperature = of_new * fit_temperature(logits, labels) / of_trained
     return ModeCalibration(
         temperature=temperature,
         new_temperature=new_temperature,
         logits=_rounded((logits / temperature).amax(dim=-1)),
-        auroc=_separation(mode, left),
+        auroc=_separation(mode, without_classes),
         ece_before=before,
         ece_after=after,
     )
 
 
 def with_nearness(
-    found: Calibration,
+    calibration: Calibration,
     held: HeldOut,
-    left: list[HeldOutClasses],
+    without_classes: list[HeldOutClasses],
     features: Tensor,
     labels: Tensor,
     classes: tuple[str, ...],
-    units: Places | None = None,
+    duplicates: Duplicates | None = None,
 ) -> Calibration:
-    """The calibration with how near held-out images are to the others.
+    """The calibration with the nearness of held-out images to the other training images.
 
-    `features` [n, E] and `labels` [n] are those of all training images, `classes` the names of the labels;
-    `units` [n]: copies of an image have the same. None: images with equal features are copies.
+    `features` [n, E] and `labels` [n] are those of all training images, `classes` the names of the labels.
+    Without `duplicates`, images with equal features are copies.
     """
-    units = equal_rows(features) if units is None else units
-    nearness = held_out_nearness(features, drawn(labels, units), held.rows, units)
-    turns = []
-    for turn in left:
-        known = torch.tensor([classes.index(name) for name in turn.trained])
+    if duplicates is None:
+        duplicates = Duplicates(
+            equal_rows(features), tuple(str(place).encode() for place in range(len(labels)))
+        )
+    units = duplicates.units
+    kept = drawn(labels, units, duplicates.contents)
+    nearness = held_out_nearness(features, kept, held.rows, units)
+    nearness_without = []
+    for part in without_classes:
+        known = torch.tensor([classes.index(name) for name in part.trained])
         of_known = torch.isin(labels, known).nonzero()[:, 0]
-        kept = of_known[drawn(labels[of_known], units[of_known.numpy()])]
-        turns.append(held_out_nearness(features, kept, turn.rows, units))
+        copies = duplicates.subset(of_known.tolist())
+        kept = of_known[drawn(labels[of_known], copies.units, copies.contents)]
+        nearness_without.append(held_out_nearness(features, kept, part.rows, units))
     modes = {
-        mode: msgspec.structs.replace(own, auroc=_separation(mode, left, turns))
-        for mode, own in found.modes.items()
+        name: msgspec.structs.replace(mode, auroc=_separation(name, without_classes, nearness_without))
+        for name, mode in calibration.modes.items()
     }
-    return msgspec.structs.replace(found, nearness=_rounded(nearness), modes=modes)
+    return msgspec.structs.replace(calibration, nearness=_rounded(nearness), modes=modes)
 
 
 def _rounded(values: Tensor) -> tuple[float, ...]:
@@ -191,43 +226,45 @@ def _error(logits: Tensor, labels: Tensor) -> float:
     return min(1.0, calibration_error(best.values, best.indices == labels))
 
 
-def _temperature_of_new(mode: str, left: list[HeldOutClasses]) -> float | None:
-    """From images of left-out classes, answered among those; None: too few classes were left out."""
-    if sum(len(turn.new) for turn in left) < LEAST_NEW:
+def _temperature_of_new(mode: str, without_classes: list[HeldOutClasses]) -> float | None:
+    """From images of held-out classes, predicted among those; None: too few classes were held out."""
+    if sum(len(part.new) for part in without_classes) < LEAST_NEW:
         return None
-    turns = []
-    for turn in left:
-        first = len(turn.trained)
-        of_new = turn.labels >= first
-        if len(turn.new) > 1:
-            logits = turn.logits[mode][of_new, first:]
-            turns.append(HeldOut({mode: logits}, turn.labels[of_new] - first, turn.rows[of_new]))
-    return _temperature(turns, mode)
+    of_new: list[HeldOut] = []
+    for part in without_classes:
+        first = len(part.trained)
+        new = part.labels >= first
+        if len(part.new) > 1:
+            logits = part.logits[mode][new, first:]
+            of_new.append(HeldOut({mode: logits}, part.labels[new] - first, part.rows[new]))
+    return _temperature(of_new, mode)
 
 
-def _temperature(turns: list[HeldOut], mode: str) -> float | None:
-    """The geometric mean over turns, weighted by their images; None: there are none."""
-    turns = [turn for turn in turns if len(turn.labels)]
-    if not turns:
+def _temperature(parts: list[HeldOut], mode: str) -> float | None:
+    """The geometric mean over parts, weighted by their numbers of images; None: there are none."""
+    parts = [part for part in parts if len(part.labels)]
+    if not parts:
         return None
-    weights = [len(turn.labels) for turn in turns]
-    logs = [math.log(fit_temperature(turn.logits[mode], turn.labels)) for turn in turns]
+    weights = [len(part.labels) for part in parts]
+    logs = [math.log(fit_temperature(part.logits[mode], part.labels)) for part in parts]
     return math.exp(sum(log * n for log, n in zip(logs, weights, strict=True)) / sum(weights))
 
 
-def _separation(mode: str, left: list[HeldOutClasses], nearness: list[Tensor] | None = None) -> float | None:
-    """AUROC of images of trained against images of left-out classes, answered among the trained ones.
+def _separation(
+    mode: str, without_classes: list[HeldOutClasses], nearness: list[Tensor] | None = None
+) -> float | None:
+    """AUROC of images of trained against images of held-out classes, predicted among the trained ones.
 
-    The methods of the turns differ in scale, and so each is judged by itself.
+    It is computed per method and averaged, because their scores differ in scale.
     """
-    found = []
-    for place, turn in enumerate(left):
-        columns = len(turn.trained)
-        unknown = turn.labels >= columns
+    values = []
+    for number, part in enumerate(without_classes):
+        columns = len(part.trained)
+        unknown = part.labels >= columns
         if not 0 < int(unknown.sum()) < len(unknown):
             continue
-        largest = turn.logits[mode][:, :columns].amax(dim=-1).double()
-        near = None if nearness is None else standard(nearness[place].double(), nearness[place][~unknown])
+        largest = part.logits[mode][:, :columns].amax(dim=-1).double()
+        near = None if nearness is None else standard(nearness[number].double(), nearness[number][~unknown])
         score = combined(standard(largest, largest[~unknown]), near)
-        found.append(auroc(score[~unknown], score[unknown]))
-    return sum(found) / len(found) if found else None
+        values.append(auroc(score[~unknown], score[unknown]))
+    return sum(values) / len(values) if values else None

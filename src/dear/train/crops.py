@@ -50,7 +50,7 @@ def sample_boxes(
         Boxes int64 [B, 4] as (top, left, height, width), and flips bool [B], both on the CPU.
     """
     if not 0 < scale[0] <= scale[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
-        raise InputError(f"crop scale {scale} must lie within (0, 1] and ratio {ratio} be positive, in order")
+        raise InputError(f"scale must ascend within (0, 1] and ratio be positive, got {scale} and {ratio}")
     count = len(sizes)
     draws = torch.rand(count, 2 * _TRIES + 3, generator=generator, dtype=torch.float64)
     height, width = sizes.to("cpu", torch.float64).unbind(1)  # [B], [B]

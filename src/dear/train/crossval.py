@@ -1,13 +1,14 @@
-"""Cross-validation over training images and over classes: what a method says of images it did not see.
+"""Cross-validation over training images and over classes: predictions for images that were not trained on.
 
-Images are held out in turn, each class in equal parts (`held_out`); classes are held out in turn, so that
-their images stand for classes that come later or for images of no class at all (`classes_held_out`).
+`held_out` holds out images, each class in equal folds; `classes_held_out` holds out classes, whose images
+represent classes that are added later, or images of no class.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -16,11 +17,11 @@ from torch import Tensor
 from dear.data.duplicates import Duplicates, find_duplicates
 from dear.data.folds import assign_folds
 from dear.data.images import ImageSet
+from dear.data.unlabeled import Relabeled
 from dear.methods.base import Method
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec
-from dear.train.feed import stream
 from dear.train.frozen import FrozenViews
 from dear.train.run import train
 from dear.train.teacher import Teacher, repeat_labeled
@@ -31,11 +32,11 @@ Logits = dict[str, Tensor]  #: mode -> [n, C]
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Answers for images that were held out."""
+    """Predictions for held-out images."""
 
     logits: Logits  #: mode -> [n, C], by the method that was trained without the image
     labels: Tensor  #: the truth, [n]
-    rows: Tensor  #: places of the images in the training set, [n]
+    rows: Tensor  #: indices of the images in the training set, [n]
 
 
 H = TypeVar("H", bound=HeldOut)
@@ -43,21 +44,21 @@ H = TypeVar("H", bound=HeldOut)
 
 @dataclass(frozen=True)
 class HeldOutClasses(HeldOut):
-    """Answers of a method that was trained on some of the classes, also for images of the others.
+    """Predictions of a method that was trained on some of the classes, also for images of the others.
 
-    Columns of logits are the trained classes, then the new ones; the trained ones alone for methods that
-    learn their classes. Labels count on into the new classes.
+    Columns of logits are the trained classes, then the new ones; only the trained ones for methods that
+    cannot name new classes. Labels of new classes follow those of the trained ones.
     """
 
     trained: tuple[str, ...]  #: classes it was trained on
     new: tuple[str, ...]  #: classes that were held out
 
     def of_trained(self) -> HeldOut:
-        """Answers for held-out images of trained classes, among those."""
-        first = len(self.trained)
-        own = self.labels < first
-        logits = {mode: z[own, :first] for mode, z in self.logits.items()}
-        return HeldOut(logits, self.labels[own], self.rows[own])
+        """Predictions for held-out images of trained classes, among the trained classes."""
+        count = len(self.trained)
+        known = self.labels < count
+        logits = {mode: z[known, :count] for mode, z in self.logits.items()}
+        return HeldOut(logits, self.labels[known], self.rows[known])
 
 
 def image_folds(labels: Tensor, folds: int, seed: int, duplicates: Duplicates | None = None) -> list[Tensor]:
@@ -80,24 +81,33 @@ def image_folds(labels: Tensor, folds: int, seed: int, duplicates: Duplicates | 
     return [part for part in parts if len(part)]
 
 
-def class_folds(classes: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+def class_order(names: Sequence[str], seed: int) -> Tensor:
+    """Labels [C] in random order, which depends on the names and the seed, not on the order of the names."""
+    return torch.tensor(sorted(range(len(names)), key=lambda label: of_parts(f"{seed} ", names[label])))
+
+
+def class_folds(names: Sequence[str], seed: int) -> list[tuple[Tensor, Tensor]]:
     """Labels that are trained and labels that are held out, in two turns that swap halves.
 
     A half of one class cannot be trained, so three classes give one turn and two give none.
 
-    >>> [len(trained) for trained, _ in class_folds(3, 1)], len(class_folds(4, 1)), class_folds(2, 1)
-    ([2], 2, [])
+    >>> [len(trained) for trained, _ in class_folds("abc", 1)], len(class_folds("abcd", 1))
+    ([2], 2)
+    >>> class_folds("ab", 1)
+    []
     """
-    order = torch.randperm(classes, generator=stream(seed, "class folds", classes))
-    half = (classes + 1) // 2
+    order = class_order(names, seed)
+    half = (len(names) + 1) // 2
     first, second = order[:half].sort().values, order[half:].sort().values
-    turns = [(first, second), (second, first)]
-    return [(trained, held) for trained, held in turns if len(trained) >= 2 and len(held) >= 1]
+    halves = [(first, second), (second, first)]
+    return [(trained, held) for trained, held in halves if len(trained) >= 2 and len(held) >= 1]
 
 
-def fresh(method: Method, classes: Sequence[str], rows: Tensor | None = None, seed: int = 1) -> Method:
+def untrained_copy(
+    method: Method, classes: Sequence[str], rows: Tensor | None = None, seed: int = 1
+) -> Method:
     """An untrained method with the same options on some of the classes; `rows` are their labels."""
-    ids = method.prompts.given
+    ids = method.prompts.token_ids
     if ids is not None and rows is not None:
         ids = ids[rows]
     return method.untrained(classes=classes, ids=ids, seed=seed, config=method.settled_config())
@@ -105,28 +115,40 @@ def fresh(method: Method, classes: Sequence[str], rows: Tensor | None = None, se
 
 @dataclass(frozen=True)
 class Trials:
-    """How the trainings of a cross-validation are done: always the same way, on parts of one set."""
+    """Settings that all trainings of a cross-validation share."""
 
     images: ImageSet  #: the training set, every image once
-    recipe: Recipe  #: how to train, each time
-    #: what the frozen backbone makes of all images, where that is computed once for all trainings
+    recipe: Recipe  #: of every training
+    #: frozen stages of all images, if they are computed once for all trainings
     views: FrozenViews | None = None
-    #: which of some images, given their labels, an epoch shows how often; None: each once
+    #: from labels [n] to the indices that an epoch shows, with repetitions; None: each once
     repeated: Callable[[Tensor], list[int]] | None = None
-    #: called with (steps done, steps in all) of the training that runs
+    #: called with (steps done, steps in all) of the current training
     progress: Callable[[int, int], None] | None = None
     stop: Callable[[], bool] | None = None  #: called after every step; True ends everything with `Paused`
-    duplicates: Duplicates | None = None  #: copies among the images; None: they are searched when needed
-    #: labels unlabeled images from the labels of each part; in `views` they are behind the labeled ones
+    duplicates: Duplicates | None = None  #: copies among the images; None: searched when needed
+    #: labels unlabeled images from the labels of each part; in `views` they follow the labeled ones
     teacher: Teacher | None = None
 
+    @cached_property
+    def copies(self) -> Duplicates:
+        """Copies among the images."""
+        return find_duplicates(self.images) if self.duplicates is None else self.duplicates
+
     def folds(self, count: int) -> list[Tensor]:
-        """Places of the images that are held out in each of `count` turns."""
-        known = find_duplicates(self.images) if self.duplicates is None else self.duplicates
-        return image_folds(self.images.labels, count, self.recipe.seed, known)
+        """Indices of the images of each of `count` folds."""
+        return image_folds(self.images.labels, count, self.recipe.seed, self.copies)
+
+    def distinct(self, rows: Tensor) -> Tensor:
+        """One index of `rows` [n] per unit and class, ascending: copies add no information about a method.
+
+        Which copy is used depends only on the contents of the images.
+        """
+        chosen = self.copies.subset(rows.tolist()).distinct(self.images.labels[rows].tolist())
+        return rows[chosen]
 
     def fit_subset(self, method: Method, rows: Tensor, columns: Tensor | None = None) -> None:
-        """Train a fresh method on the images at `rows`; `columns` translates the set's labels to its own."""
+        """Train a method on the images at `rows`; `columns` maps labels of the set to those of the method."""
         images: ImageSet = self.images
         if self.teacher is not None:
             labeled = len(rows)
@@ -138,7 +160,7 @@ class Trials:
             rows = rows[torch.tensor(self.repeated(self.images.labels[rows]), dtype=torch.int64)]
         subset: ImageSet = images.subset(rows.tolist())
         if columns is not None:
-            subset = Relabeled(subset, columns, method.classes)
+            subset = Relabeled(subset, columns[subset.labels], method.classes)
 
         def report(step: int, steps: int, line: Mapping[str, float | int]) -> None:
             if self.progress is not None:
@@ -155,104 +177,83 @@ class Trials:
 
 
 def held_out(method: Method, trials: Trials, folds: int) -> HeldOut | None:
-    """Answers for every image by a method trained without it; None where no class has two images.
+    """Predictions for every image by a method trained without it; None if no class has two images.
 
-    `method`, which is not changed, says what is trained; each part costs (folds - 1) / folds of a training.
+    Of several copies of an image, one is predicted. `method` is not changed; each fold costs
+    (folds - 1) / folds of a training.
     """
-    found = list(held_parts(method, trials, folds))
-    return joined(found) if found else None
+    parts = list(iter_folds(method, trials, folds))
+    return concat_folds(parts) if parts else None
 
 
-def held_parts(method: Method, trials: Trials, folds: int) -> Iterator[HeldOut]:
-    """What `held_out` joins, part by part."""
+def iter_folds(method: Method, trials: Trials, folds: int) -> Iterator[HeldOut]:
+    """The predictions of `held_out`, fold by fold."""
     images, seed = trials.images, trials.recipe.seed
-    for part in trials.folds(folds):
-        other = fresh(method, method.classes, None, seed)
-        trials.fit_subset(other, (~_marked(part, len(images))).nonzero()[:, 0])
-        yield HeldOut(trials.answers(other, part), images.labels[part], part)
+    for fold in trials.folds(folds):
+        copy = untrained_copy(method, method.classes, None, seed)
+        trials.fit_subset(copy, (~_mask_of(fold, len(images))).nonzero()[:, 0])
+        rows = trials.distinct(fold)
+        yield HeldOut(trials.answers(copy, rows), images.labels[rows], rows)
 
 
-def joined(found: Sequence[H]) -> H:
-    """The answers of several parts as one."""
-    logits = {mode: torch.cat([one.logits[mode] for one in found]) for mode in found[0].logits}
-    labels, rows = (torch.cat([getattr(one, name) for one in found]) for name in ("labels", "rows"))
-    return replace(found[0], logits=logits, labels=labels, rows=rows)
+def concat_folds(parts: Sequence[H]) -> H:
+    """The predictions of several folds as one."""
+    logits = {mode: torch.cat([part.logits[mode] for part in parts]) for mode in parts[0].logits}
+    labels, rows = (torch.cat([getattr(part, name) for part in parts]) for name in ("labels", "rows"))
+    return replace(parts[0], logits=logits, labels=labels, rows=rows)
 
 
 def classes_held_out(
     method: Method, trials: Trials, folds: int = 2, rotate: bool = False
 ) -> Iterator[HeldOutClasses]:
-    """Answers of methods trained on half of the classes and without a part of the images, each half in turn.
+    """Predictions of methods trained on each half of the classes and without a fold of the images.
 
-    With `rotate` every part of the images is held out in turn, so that every image is answered once in each
-    turn; else the first part alone, and all images of held-out classes are answered.
+    With `rotate` every fold is held out, so that every image is predicted once per half; otherwise only the
+    first fold, and all images of held-out classes are predicted.
     """
-    parts = trials.folds(folds)
-    for labels, others in class_folds(len(method.classes), trials.recipe.seed) if parts else ():
+    image_parts = trials.folds(folds)
+    for labels, others in class_folds(method.classes, trials.recipe.seed) if image_parts else ():
         if rotate:
-            turns = [_without(method, trials, labels, others, part, part) for part in parts]
-            yield joined(turns)
+            yield concat_folds([_without(method, trials, labels, others, fold, fold) for fold in image_parts])
         else:
-            yield _without(method, trials, labels, others, parts[0])
+            yield _without(method, trials, labels, others, image_parts[0])
 
 
 def some_classes_held_out(method: Method, trials: Trials) -> HeldOutClasses:
-    """Answers of one method trained without a third of the images and without a quarter of the classes.
+    """Predictions of one method trained without a third of the images and without a quarter of the classes.
 
-    At least two classes are held out where there are four, and none of two. It costs about half a training.
+    At least two of four or more classes are held out, and none of two. It costs about half a training.
     """
-    count, seed = len(method.classes), trials.recipe.seed
-    order = torch.randperm(count, generator=stream(seed, "class folds", count))
-    few = min(max(2, count // 4), count - 2)
-    labels, others = order[few:].sort().values, order[:few].sort().values
+    count, order = len(method.classes), class_order(method.classes, trials.recipe.seed)
+    held = min(max(2, count // 4), count - 2)
+    labels, others = order[held:].sort().values, order[:held].sort().values
     return _without(method, trials, labels, others, trials.folds(3)[0])
 
 
 def _without(
-    method: Method, trials: Trials, labels: Tensor, others: Tensor, part: Tensor, rows: Tensor | None = None
+    method: Method, trials: Trials, labels: Tensor, others: Tensor, fold: Tensor, rows: Tensor | None = None
 ) -> HeldOutClasses:
-    """Answers of a method trained on the classes `labels` without the images at `part`.
+    """Predictions of a method trained on the classes `labels` without the images of `fold`.
 
-    They are those for the images at `rows`; None: those of `part` and all of the classes `others`.
+    They are for the images at `rows`; None: those of `fold` and all of the classes `others`.
     """
-    images, seed, given = trials.images, trials.recipe.seed, method.prompts.given
+    images, seed, token_ids = trials.images, trials.recipe.seed, method.prompts.token_ids
     of_trained = torch.isin(images.labels, labels)
-    in_part = _marked(part, len(images))
+    in_fold = _mask_of(fold, len(images))
     names, new = (tuple(method.classes[i] for i in some.tolist()) for some in (labels, others))
     column = torch.full((len(method.classes),), -1)
     column[labels], column[others] = torch.arange(len(labels)), len(labels) + torch.arange(len(others))
-    other = fresh(method, names, labels, seed)
-    trials.fit_subset(other, (of_trained & ~in_part).nonzero()[:, 0], column)
+    copy = untrained_copy(method, names, labels, seed)
+    trials.fit_subset(copy, (of_trained & ~in_fold).nonzero()[:, 0], column)
     if method.open_classes and new:
-        ids = None if given is None else given[torch.cat([labels, others])]
-        other = other.with_classes((*names, *new), ids=ids)
-    rows = (in_part | ~of_trained).nonzero()[:, 0] if rows is None else rows
-    return HeldOutClasses(trials.answers(other, rows), column[images.labels[rows]], rows, names, new)
+        ids = None if token_ids is None else token_ids[torch.cat([labels, others])]
+        copy = copy.with_classes((*names, *new), ids=ids)
+    rows = trials.distinct((in_fold | ~of_trained).nonzero()[:, 0] if rows is None else rows)
+    return HeldOutClasses(trials.answers(copy, rows), column[images.labels[rows]], rows, names, new)
 
 
-class Relabeled:
-    """An image set whose labels count into other class names."""
-
-    def __init__(self, images: ImageSet, columns: Tensor, names: tuple[str, ...]) -> None:
-        self._images, self._columns, self.classes = images, columns, names
-        self.name, self.template, self.domains = images.name, images.template, images.domains
-        self.labels = columns[images.labels]
-        self.pixels, self.image, self.key = images.pixels, images.image, images.key
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def subset(self, indices: Sequence[int]) -> Relabeled:
-        """The images at `indices`, with the same classes."""
-        return Relabeled(self._images.subset(indices), self._columns, self.classes)
-
-    def select_classes(self, names: Sequence[str]) -> ImageSet:
-        """Not needed where sets are only trained on."""
-        raise NotImplementedError
-
-
-def _marked(part: Tensor, count: int) -> Tensor:
-    """Whether each place below `count` is in `part`, [count]."""
-    marks = torch.zeros(count, dtype=torch.bool)
-    marks[part] = True
-    return marks
+def _mask_of(indices: Tensor, count: int) -> Tensor:
+    """A boolean mask [count] that is true at `indices`."""
+    mask = torch.zeros(count, dtype=torch.bool)
+    mask[indices] = True
+    return mask

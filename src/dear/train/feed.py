@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.data.images import ImageSet, source_of
+from dear.data.images import ImageSet, source_of, targets_of
 from dear.errors import DataError
 from dear.images.open import open_pixels
 from dear.images.views import normalize, resize_short, to_tensor
-from dear.methods.base import Batch
+from dear.methods.frozen import Batch
 from dear.runs.recipe import Recipe
 from dear.train.crops import augment_batch, crop_batch, sample_boxes
 from dear.utils.parallel import threaded
@@ -110,12 +110,13 @@ class Feed:
 
     def __init__(self, images: ImageSet, clip: Clip, recipe: Recipe) -> None:
         if len(images) == 0:
-            raise DataError(f"{images.name}: there is no image to train on")
+            raise DataError(f"{images.name}: training needs at least one image, got none")
         self.images, self.recipe = images, recipe
         self.size, self.device = clip.config.vision.image_size, clip.device
         self.view = clip.config.view
         self.mean, self.std = clip.config.mean, clip.config.std
-        self.labels = images.labels.to(self.device)
+        targets = targets_of(images)
+        self.labels = (images.labels if targets is None else targets.float()).to(self.device)
         self.domains: Tensor | None = None
         if images.domains is not None:
             names = sorted(set(images.domains))
@@ -126,7 +127,7 @@ class Feed:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches that walk the set once; the last may be smaller."""
+        """The batches of one epoch; the last may be smaller."""
         return -(-len(self.images) // self.recipe.batch)
 
     def batch(self, indices: Sequence[int], generator: torch.Generator | None) -> Batch:
@@ -143,13 +144,13 @@ class Feed:
         return Batch(normalize(views, self.mean, self.std), *self.truth(indices))
 
     def truth(self, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        """Labels [b] and, where there are any, domain numbers [b] of some images."""
+        """Labels [b], or rows [b, C] of several, and, where there are any, domain numbers [b]."""
         # Copied from the host without waiting for the device: nothing in a step may.
         rows = torch.tensor(list(indices)).to(self.device, non_blocking=True)
         return self.labels[rows], None if self.domains is None else self.domains[rows]
 
     def order(self, epoch: int) -> list[int]:
-        """The order in which epoch `epoch` (from 0) walks the set."""
+        """The order of the images in epoch `epoch` (from 0)."""
         if self._order[0] != epoch:
             generator = stream(self.recipe.seed, "order", epoch)
             self._order = (epoch, torch.randperm(len(self.images), generator=generator).tolist())

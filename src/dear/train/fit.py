@@ -34,7 +34,7 @@ def fit(
     log: OnStep | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Model:
-    """Train what a Spec says.
+    """Train as a Spec describes.
 
     Args:
         job: a Spec, or what `prepare` made of one.
@@ -80,7 +80,7 @@ def fit(
             with locked(trained.path):
                 add_metrics(trained.path, **facts)
     if job.spec.calibrate and trained.calibration is None:
-        if views is not None and images is not job.images:  # copies would give away the images held out
+        if views is not None and images is not job.images:  # copies would reveal the held-out images
             views = views.subset(range(len(job.base)))
         _calibrate(trained, job, views, progress, stop)
     return trained
@@ -98,8 +98,7 @@ def _features(trained: Model, job: Job, views: FrozenViews | None) -> Tensor:
     """Frozen features [n, E] of the training images, in the precision of answers."""
     if views is None or views.method.clip is not trained.bound.clip:
         return trained.features(job.images)
-    rows = views.features(None, range(len(job.images)))
-    return trained.clip.parts(rows).feature
+    return views.features(None, range(len(job.images))).x
 
 
 def _calibrate(
@@ -109,7 +108,7 @@ def _calibrate(
     progress: Progress | None,
     stop: Callable[[], bool] | None,
 ) -> None:
-    """Calibrate a trained method on its training images; the run folder gets what was found.
+    """Calibrate a trained method on its training images, and write the result to the run folder.
 
     Where too few images can be held out, a notice says so. Stopped by the user, the run stays as it is;
     resuming it calibrates again.
@@ -118,20 +117,26 @@ def _calibrate(
     views = shared_views(method, job.base, job.recipe) if views is None else views
     try:
         features = _features(trained, job, views)
-        found = calibrate(method, trials_of(job, views, stop), features=features, progress=progress)
+        calibration = calibrate(method, trials_of(job, views, stop), features=features, progress=progress)
     except Paused:
         _log.warning("dear: the calibration was stopped; the run is complete without it")
         return
-    if found is None:
+    if calibration is None:
         _log.warning(
             "dear: %s: too few images to hold some out, so probabilities stay on CLIP's own scale and no "
             "threshold for images of no class is known; 10 images of classes with two or more are needed",
             job.images.name,
         )
         return
-    trained.calibration = found
+    trained.calibration = calibration
     units = None if job.duplicates is None else job.duplicates.units
-    trained.reference = Reference.of(features, job.images.labels, units=units)
+    contents = None if job.duplicates is None else job.duplicates.contents
+    trained.reference = Reference.of(features, job.images.labels, units, contents)
+    if method.several:  # wrong labels are searched among single ones
+        if trained.path is not None:
+            with locked(trained.path):
+                trained.write_answers(trained.path)
+        return
     labels = looked_at(job.images, features, units)
     trained.metrics["labels"] = labels
     if trained.path is not None:

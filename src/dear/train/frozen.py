@@ -1,4 +1,4 @@
-"""What the frozen part of a backbone makes of training images, computed ahead of steps or once for all.
+"""Outputs of the frozen part of a backbone for training images, computed ahead of steps or only once.
 
 The frozen stage of a step (crops, frozen layers, frozen features) waits for no learned tensor. With new views
 in every epoch that of the next steps is run as one large batch, because a small one leaves a GPU half idle.
@@ -19,7 +19,8 @@ from torch import Tensor
 from dear.data.batches import images_at_once
 from dear.data.images import ImageSet
 from dear.errors import UsageError
-from dear.methods.base import Batch, FeatureBatch, Frozen, Method, in_precision
+from dear.methods.base import Method, in_precision
+from dear.methods.frozen import Batch, FeatureBatch, Frozen, encode_with_focus
 from dear.runs.feature_cache import FeatureCache
 from dear.runs.recipe import Recipe
 from dear.train.feed import Feed
@@ -35,7 +36,7 @@ _Key = tuple[_Stage, int | None]  # the stage, and which random view; None: CLIP
 class StepInputs(NamedTuple):
     """What the learned stage of a step is computed from."""
 
-    frozen: Frozen  #: tensors [B, ...]
+    frozen: Frozen
     labels: Tensor  #: [B]
     domains: Tensor | None = None  #: [B]
 
@@ -104,9 +105,9 @@ class FrozenViews:
         places = self._places(range(len(self)))
         return self._take(key, places) if self._keeps(key, places[:1]) else None
 
-    def features(self, view: int | None, rows: Sequence[int]) -> Tensor:
+    def features(self, view: int | None, rows: Sequence[int]) -> Frozen:
         """Frozen image features [b, E] of a random view of the images at `rows`; None: of CLIP's own."""
-        return self._take(("feature", view), self._places(rows))[0]
+        return self._take(("feature", view), self._places(rows))
 
     def _places(self, rows: Sequence[int]) -> list[int]:
         return list(rows) if self.rows is None else self.rows[list(rows)].tolist()
@@ -121,15 +122,16 @@ class FrozenViews:
         if not self._keeps(key, places):
             return self._compute(key, places)
         at = torch.tensor(places).to(self.feed.device, non_blocking=True)
-        return tuple(rows[at] for rows in self._memory.rows[key])
+        return self._memory.rows[key].rows(at)
 
     def _keeps(self, key: _Key, places: list[int]) -> bool:
         """Compute the groups of some images unless they are there; False where they cannot be held."""
         memory = self._memory
         if key == ("feature", None):
             if key not in memory.rows:
-                known = FeatureCache().image_features(self.method.clip, self.feed.images, self.progress)
-                memory.rows[key] = (known.to(self.feed.device),)
+                method, images = self.method, self.feed.images
+                known = FeatureCache().frozen(method.clip, images, method.focus, self.progress)
+                memory.rows[key] = known.map(lambda part: part.to(self.feed.device))
             return True
         groups = sorted({place // self.group for place in places})
         return all((key, group) in memory.groups or self._fill(key, group) for group in groups)
@@ -140,16 +142,17 @@ class FrozenViews:
         if limited and memory.fits is False:
             return False
         places = range(group * self.group, min((group + 1) * self.group, images))
-        found = self._compute(key, places)
+        stage = self._compute(key, places)
         if limited and memory.fits is None:
-            each = sum(tensor[0].numel() * tensor.element_size() for tensor in found)
+            each = sum(part[0].numel() * part.element_size() for part in stage if part is not None)
             memory.fits = each * images * (1 + self.views) <= self.limit_bytes
             if not memory.fits:
                 return False
         if key not in memory.rows:
-            memory.rows[key] = tuple(tensor.new_empty(images, *tensor.shape[1:]) for tensor in found)
-        for rows, tensor in zip(memory.rows[key], found, strict=True):
-            rows[places.start : places.stop] = tensor
+            memory.rows[key] = stage.map(lambda part: part.new_empty(images, *part.shape[1:]))
+        for rows, part in zip(memory.rows[key], stage, strict=True):
+            if rows is not None and part is not None:
+                rows[places.start : places.stop] = part
         memory.groups.add((key, group))
         return True
 
@@ -158,7 +161,7 @@ class FrozenViews:
         stage, view = key
         pixels = self.feed.views(places, view).pixels
         if stage == "feature":
-            return (self.method.clip.encode_image(pixels).float(),)
+            return encode_with_focus(self.method.clip, pixels, self.method.focus).map(Tensor.float)
         if stage == "training":
             return self.method.frozen_stage(pixels)
         return self.method.inference_stage(pixels)
@@ -194,9 +197,9 @@ def views_for(
 
 def shared_views(method: Method, images: ImageSet, recipe: Recipe) -> FrozenViews | None:
     """Frozen stages for trainings on parts of a set; None where a GPU records steps, which is faster."""
-    own = views_for(method, images, recipe)
-    if own is not None or (not method.dynamic and not method.quick and method.clip.device.type == "cuda"):
-        return own
+    views = views_for(method, images, recipe)
+    if views is not None or (not method.dynamic and not method.quick and method.clip.device.type == "cuda"):
+        return views
     return FrozenViews(method, images, recipe, SHARED_VIEWS)
 
 
@@ -216,9 +219,9 @@ class StepFeed:
         self, method: Method, feed: Feed, steps: int, views: FrozenViews | None = None, ahead: bool = False
     ) -> None:
         if views is not None and len(views) != len(feed.images):
-            raise UsageError(f"{len(views)} features for {len(feed.images)} images")
+            raise UsageError(f"views must be for the {len(feed.images)} training images, got {len(views)}")
         if views is not None and feed.recipe.augment and not views.feed.recipe.augment:
-            raise UsageError("features can be known beforehand only with augment = False in the recipe")
+            raise UsageError("features computed in advance need augment = False in the recipe")
         self.method, self.feed, self.steps, self.views = method, feed, steps, views
         self.span = steps_at_once(feed.size, feed.recipe.batch) if ahead else 1
         self._group, self._parts = -1, list[StepInputs]()
@@ -242,7 +245,7 @@ class StepFeed:
         batch, counts = self.feed.span(first, min(first + self.span, self.steps))
         with torch.no_grad():
             frozen = self.method.frozen_stage(batch.pixels)
-        stages = zip(*(tensor.split(counts) for tensor in frozen), strict=True)
+        stages = frozen.split(counts)
         labels = batch.labels.split(counts)
         domains = [None] * len(counts) if batch.domains is None else batch.domains.split(counts)
         return [StepInputs(*parts) for parts in zip(stages, labels, domains, strict=True)]
@@ -255,5 +258,5 @@ class StepFeed:
         view = self._walks if augment else None
         self._walks += augment
         for rows in torch.arange(len(self.views)).split(256):
-            features = self.views.features(view, rows.tolist())
-            yield FeatureBatch(features, *self.feed.truth(rows.tolist()))
+            stage = self.views.features(view, rows.tolist())
+            yield FeatureBatch(stage.x, *self.feed.truth(rows.tolist()), stage.focus)

@@ -4,6 +4,9 @@ A logistic regression on frozen image features is trained on all folds but one a
 fold, so no image is judged by a classifier that saw its label. An image is suspected where another class is
 `FACTOR` times as probable as its own; suspects are sorted by the probability of their own label, which ranks
 wrong labels better than that ratio does and is cleanlab's self-confidence (`research/wrong_labels.py`).
+
+Of several labels per image each is judged by itself, against its absence: a label that an image has looks
+wrong, or one that it does not have looks missing, where the opposite is `FACTOR` times as probable.
 """
 
 from __future__ import annotations
@@ -18,14 +21,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dear.calibration.sets import fit_sigmoids
 from dear.data.folds import Places, feature_folds
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, main_labels, targets_of
 
 FACTOR = 20.0  #: how many times more probable another class must be
 FOLDS = 5
 NAMED = 3  #: suspects that a notice names
-LEAST_IMAGES = 30  #: fewer say nothing about labels without being asked
-MOST_WORK = 1_000_000  #: images times classes up to which labels are looked at without being asked (seconds)
+LEAST_IMAGES = 30  #: labels of smaller sets are checked only on request
+MOST_WORK = 1_000_000  #: images times classes; labels of larger sets are checked only on request (seconds)
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,15 +40,15 @@ class Suspect:
 
     index: int  #: in the image set
     key: str
-    label: str
+    label: str  #: its class; of several labels one that it has, or "not" one that it does not have
     suggestion: str
     confidence: float  #: probability of the suggestion, out of sample
-    own: float  #: probability of the label, out of sample
+    label_probability: float  #: out of sample
 
     @property
     def factor(self) -> float:
         """How many times more probable the suggestion is."""
-        return self.confidence / max(self.own, 1e-12)
+        return self.confidence / max(self.label_probability, 1e-12)
 
 
 def out_of_sample(
@@ -61,12 +65,12 @@ def out_of_sample(
     unit = torch.nn.functional.normalize(features.double(), dim=1)
     x = torch.nn.functional.normalize(unit - unit.mean(dim=0), dim=1).numpy()
     y = labels.numpy()
-    found = np.zeros((len(y), classes))
-    found[np.arange(len(y)), y] = 1.0
+    probabilities = np.zeros((len(y), classes))
+    probabilities[np.arange(len(y)), y] = 1.0
     fold = feature_folds(features, labels, FOLDS, units, seed).numpy()
     several = np.flatnonzero(fold >= 0)
     if len(np.unique(y[several])) < 2:
-        return found
+        return probabilities
     for number in np.unique(fold[several]):
         known, held = several[fold[several] != number], several[fold[several] == number]
         with warnings.catch_warnings():  # the last digits of a probability do not matter here
@@ -74,9 +78,9 @@ def out_of_sample(
             model = LogisticRegression(C=1.0, max_iter=200).fit(x[known], y[known])
         rows = np.zeros((len(held), classes))
         rows[:, model.classes_] = model.predict_proba(x[held])
-        found[held] = rows
-    found[several] = _calibrated(found[several], y[several])
-    return found
+        probabilities[held] = rows
+    probabilities[several] = _calibrated(probabilities[several], y[several])
+    return probabilities
 
 
 def _calibrated(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Floats:
@@ -95,16 +99,60 @@ def _calibrated(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Floats:
     return scaled
 
 
+def label_probabilities(
+    features: Tensor, targets: Tensor, seed: int = 1, units: Places | None = None
+) -> Floats:
+    """`out_of_sample` of several labels: how probable each is for each image [n, C], from bool [n, C].
+
+    What cannot be judged has the probability that its label says: 0 or 1.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    unit = torch.nn.functional.normalize(features.double(), dim=1)
+    x = torch.nn.functional.normalize(unit - unit.mean(dim=0), dim=1)
+    fold = feature_folds(features, main_labels(targets), FOLDS, units, seed)
+    logits, known = torch.zeros(targets.shape, dtype=torch.float64), torch.zeros_like(targets)
+    for number in fold[fold >= 0].unique().tolist():
+        held, rest = fold == number, fold != number
+        both = targets[rest].any(dim=0) & ~targets[rest].all(dim=0)
+        known[held] = both  # a class that only held-out images have cannot be judged
+        for label in both.nonzero()[:, 0].tolist():
+            probe = LogisticRegression(C=1.0, max_iter=200).fit(x[rest], targets[rest, label])
+            logits[held, label] = torch.from_numpy(probe.decision_function(x[held]))
+    result = targets.double()
+    if bool(known.any()):
+        rows = (fold >= 0).nonzero()[:, 0]
+        temperature, biases = fit_sigmoids(logits[rows], targets[rows])
+        result = torch.where(known, (logits / temperature + biases).sigmoid(), result)
+    probabilities: Floats = result.numpy()
+    return probabilities
+
+
+def _suspected_sets(images: ImageSet, probabilities: Floats, targets: Tensor) -> tuple[Suspect, ...]:
+    """Labels that look wrong ("red", or "not red"?) and labels that look missing ("not red", or "red"?)."""
+    present = targets.numpy()  # [n, C]
+    of_label = np.where(present, probabilities, 1 - probabilities)
+    places = np.argwhere(1 - of_label >= FACTOR * of_label)
+    order = np.argsort(of_label[tuple(places.T)], kind="stable")
+    suspects = []
+    for index, label in places[order].tolist():
+        name = images.classes[label]
+        label_name, other = (name, f"not {name}") if present[index, label] else (f"not {name}", name)
+        value = float(of_label[index, label])
+        suspects.append(Suspect(index, images.key(index), label_name, other, 1 - value, value))
+    return tuple(suspects)
+
+
 def rank_labels(probabilities: Floats, labels: Tensor) -> tuple[list[int], npt.NDArray[np.int64]]:
     """Places of the labels that look wrong, the least probable first, and the best other class [n]."""
     y = labels.numpy()
     rows = np.arange(len(y))
     others = probabilities.copy()
-    own = others[rows, y]
+    of_label = others[rows, y]
     others[rows, y] = -1.0
     best = others.argmax(axis=1)
-    suspected = others[rows, best] >= FACTOR * own
-    return [index for index in np.argsort(own, kind="stable").tolist() if suspected[index]], best
+    suspected = others[rows, best] >= FACTOR * of_label
+    return [index for index in np.argsort(of_label, kind="stable").tolist() if suspected[index]], best
 
 
 def suspects_of(
@@ -114,10 +162,14 @@ def suspects_of(
 
     `units` [n]: copies of an image have the same; None: images with equal features are copies.
     """
-    given = images.labels.cpu()
-    probabilities = out_of_sample(features.cpu(), given, len(images.classes), seed, units)
-    places, best = rank_labels(probabilities, given)
-    names = given.tolist()
+    targets = targets_of(images)
+    if targets is not None:
+        targets = targets.cpu()
+        return _suspected_sets(images, label_probabilities(features.cpu(), targets, seed, units), targets)
+    labels = images.labels.cpu()
+    probabilities = out_of_sample(features.cpu(), labels, len(images.classes), seed, units)
+    places, best = rank_labels(probabilities, labels)
+    names = labels.tolist()
     return tuple(
         Suspect(
             index,
@@ -135,11 +187,11 @@ def looked_at(images: ImageSet, features: Tensor, units: Places | None = None) -
     """What `metrics.json` of a run says of its training labels; None: too few images, or too much work."""
     if not LEAST_IMAGES <= len(images) <= MOST_WORK / len(images.classes):
         return None
-    found = suspects_of(images, features, units=units)
+    suspects = suspects_of(images, features, units=units)
     first = [
-        {"image": each.key, "label": each.label, "suggestion": each.suggestion} for each in found[:NAMED]
+        {"image": each.key, "label": each.label, "suggestion": each.suggestion} for each in suspects[:NAMED]
     ]
-    return {"images": len(images), "look_wrong": len(found), "first": first}
+    return {"images": len(images), "look_wrong": len(suspects), "first": first}
 
 
 def label_sentence(labels: Mapping[str, Any] | None) -> str:

@@ -1,4 +1,4 @@
-"""The training loop: a method, batches and a recipe in, learned tensors out; it knows no files.
+"""The training loop: optimizes the learned tensors of a method by a recipe; it reads and writes no files.
 
 A step is launched kernel by kernel or replayed from a recording; which of the two is chosen once per run.
 """
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from dear.errors import TrainingError, reason_of
-from dear.methods.base import Loss, Method
+from dear.methods.base import Method
+from dear.methods.frozen import Frozen, Loss
 from dear.runs.recipe import Line, Recipe
 from dear.train.feed import Feed, stream
 from dear.train.frozen import FrozenViews, StepFeed, StepInputs
@@ -31,7 +32,7 @@ OnStep = Callable[[int, int, Mapping[str, float | int]], None]
 
 @dataclass(frozen=True)
 class StepParts:
-    """What a step works with."""
+    """The objects that a training step uses."""
 
     method: Method  #: bound to the backbone it trains with
     feed: Feed
@@ -40,13 +41,13 @@ class StepParts:
     scaler: torch.amp.GradScaler
 
     def gradients(self, inputs: StepInputs) -> Loss:
-        """The loss of a step's inputs, with gradients left on the learned tensors."""
+        """The loss of a step's inputs; sets the gradients of the learned tensors."""
         loss = self.method.loss_from_frozen(*inputs)
         self.method.backward(loss, self.scaler.scale)
         return loss
 
     def update(self) -> None:
-        """Change the learned tensors by their gradients."""
+        """Update the learned tensors."""
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
@@ -86,7 +87,9 @@ class RecordedStep(EagerStep):
         parts, inputs = self.parts, self.inputs.at(number)
         flat = (*inputs.frozen, inputs.labels, inputs.domains)
         full = len(inputs.labels) == parts.feed.recipe.batch
-        if full and self.recording is None and self._works:
+        # The first step is launched, so that the optimizer allocates its state outside of the recording.
+        ready = full and self._works and (not self._updates or bool(parts.optimizer.state))
+        if ready and self.recording is None:
             self.recording = self._record(flat)
         if not full or self.recording is None:
             return self.launch(inputs)
@@ -96,7 +99,7 @@ class RecordedStep(EagerStep):
         return loss
 
     def _record(self, inputs: Inputs) -> StepRecording | None:
-        """A recording of the step; None where the method does what cannot be recorded.
+        """A recording of the step; None if the method cannot be recorded.
 
         Recording runs the step a few times; random numbers (dropout) go on as if it had not.
         """
@@ -121,16 +124,16 @@ class RecordedStep(EagerStep):
             torch.cuda.set_rng_state(before, self.parts.feed.device)
 
     def _recorded(self, inputs: Inputs) -> Loss:
-        *frozen, labels, domains = inputs
+        x, *others, labels, domains = inputs
+        assert x is not None
         assert labels is not None
-        present = tuple(tensor for tensor in frozen if tensor is not None)
-        return self.parts.gradients(StepInputs(present, labels, domains))
+        return self.parts.gradients(StepInputs(Frozen(x, *others), labels, domains))
 
 
-def make_step(parts: StepParts, steps: int, left: int, views: FrozenViews | None = None) -> EagerStep:
-    """The kind of step that a run of `steps` steps takes: recorded where that is allowed and saves time.
+def make_step(parts: StepParts, steps: int, remaining: int, views: FrozenViews | None = None) -> EagerStep:
+    """The step of a run of `steps` steps: recorded as a CUDA graph where that is possible and saves time.
 
-    `left` steps are still to be taken; `views` are the frozen stages of all images, where they are known.
+    `remaining` steps follow; `views` are the frozen stages of all images, if they are known.
     """
     recipe = parts.feed.recipe
     recorded = (
@@ -139,7 +142,7 @@ def make_step(parts: StepParts, steps: int, left: int, views: FrozenViews | None
         and (views is None or recipe.views > 0)
         and parts.feed.device.type == "cuda"
         and not parts.scaler.is_enabled()
-        and left >= _WORTH_RECORDING
+        and remaining >= _WORTH_RECORDING
     )
     inputs = StepFeed(parts.method, parts.feed, steps, views, ahead=recorded)
     return RecordedStep(parts, inputs) if recorded else EagerStep(parts, inputs)
@@ -177,7 +180,7 @@ class Loop:
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Made when it is first needed: a method without steps needs none."""
+        """Created when it is first needed: a method without steps needs none."""
         return optimizer_of(self.learned, self.recipe, rates_of(self.method))
 
     def run(
@@ -187,7 +190,7 @@ class Loop:
         save_every: int = 200,
         stop: Callable[[], bool] | None = None,
     ) -> bool:
-        """Train from the present step to the last.
+        """Train from the current step to the last.
 
         Args:
             progress: called after every step.
@@ -227,11 +230,11 @@ class Loop:
         torch.manual_seed(stream(self.recipe.seed, "step", self.step).initial_seed())
         rate = self.rates[self.step]
         for group in self.optimizer.param_groups:
-            own = rate * group["multiple"]
+            group_rate = rate * group["multiple"]
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(own)  # a recorded update reads it there
+                group["lr"].fill_(group_rate)  # in place: a recorded update reads this tensor
             else:
-                group["lr"] = own
+                group["lr"] = group_rate
         if self._step is None:
             parts = StepParts(self.method, self.feed, self.learned, self.optimizer, self.scaler)
             self._step = make_step(parts, self.steps, self.steps - self.step, self.views)
@@ -241,7 +244,7 @@ class Loop:
         self.step += 1
 
     def check(self) -> list[list[float]]:
-        """Losses since the last line, read from the device: [steps][1 + parts]."""
+        """Losses since the last line, read from the device: `[steps][1 + parts]`."""
         rows: list[list[float]] = torch.stack(self._window).tolist() if self._window else []
         for place, row in enumerate(rows):
             broken = [n for n, value in zip(self._names, row, strict=True) if not math.isfinite(value)]
@@ -258,7 +261,7 @@ class Loop:
         return rows
 
     def _flush(self) -> None:
-        """Turn the losses since the last line into a line of the log: their means."""
+        """Append a line with the mean losses since the last one to the log."""
         rows = self.check()
         if not rows:
             return
@@ -270,7 +273,7 @@ class Loop:
         self._window.clear()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """All that is needed to continue: tensors by name, and metadata as text."""
+        """The state to resume from: tensors by name, and metadata as text."""
         tensors = {f"method.{name}": t for name, t in self.method.adapter_state().items()}
         for number, entries in self.optimizer.state_dict()["state"].items():
             for key, value in entries.items():
@@ -283,12 +286,14 @@ class Loop:
         return tensors, {"step": str(self.step), "parts": " ".join(self._names)}
 
     def restore(self, tensors: Mapping[str, Tensor], words: Mapping[str, str], lines: list[Line]) -> None:
-        """Continue from what `state` gave; `lines` is the log, cut to the state's step."""
+        """Continue from the result of `state`; `lines` is the log, of which later steps are dropped."""
         self.step = int(words["step"])
         self._names = tuple(words["parts"].split())
         self.lines = [line for line in lines if line["step"] <= self.step]
-        own = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
-        self.method.load_adapter_state(own, "the saved state")
+        adapter = {
+            name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")
+        }
+        self.method.load_adapter_state(adapter, "the saved state")
         entries: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             if name.startswith("optimizer."):
@@ -315,10 +320,12 @@ def optimizer_of(
 ) -> torch.optim.Optimizer:
     """The optimizer of the recipe over the learned tensors.
 
-    `rates` holds for each tensor a multiple of the learning rate (None: 1 for all); there is one parameter
-    group per multiple, which the group keeps as "multiple".
+    `rates` are multiples of the learning rate, one per tensor (None: 1 for all); there is one parameter
+    group per multiple, with the key "multiple".
     """
-    parameters = learned or [torch.nn.Parameter(torch.zeros(0))]  # zero-shot has none; optimizers want one
+    parameters = learned or [
+        torch.nn.Parameter(torch.zeros(0))
+    ]  # zero-shot has none, but optimizers need one
     multiples = [1.0] * len(parameters) if rates is None or not learned else list(rates)
     groups = [
         {
@@ -329,7 +336,7 @@ def optimizer_of(
     ]
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
-    if parameters[0].is_cuda:  # one kernel for all tensors, which a recorded step can hold
+    if parameters[0].is_cuda:  # one kernel for all tensors, which can be recorded
         for group in groups:
             group["lr"] = torch.tensor(recipe.lr, device=parameters[0].device)
         return torch.optim.AdamW(groups, weight_decay=recipe.weight_decay, fused=True, capturable=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dear.clip.gpu import Recording
-from dear.methods.base import Loss
+from dear.methods.frozen import Loss
 
 _WARM_UP = 3  # steps before recording
 
@@ -27,7 +27,8 @@ class StepRecording:
         step: from inputs to the loss, with gradients put on the learned tensors.
         inputs: those of one step.
         learned: the learned tensors.
-        optimizer: updates them within the recording, if it can work there; else the caller updates.
+        optimizer: updates them within the recording; None: the caller updates. It has taken a step before,
+            for state that it allocates within the recording would be allocated in every replay.
     """
 
     def __init__(
@@ -47,8 +48,6 @@ class StepRecording:
                 optimizer.step()
             return Loss(loss.total.detach(), loss.parts)  # nothing of the autograd graph is kept
 
-        if optimizer is not None:
-            _make_state(optimizer, learned)
         # A recording of an earlier training that is freed during this one would spoil it.
         gc.collect()
         self.recording = Recording(gradients, inputs, warm_up=_WARM_UP, error_mode="global")
@@ -65,7 +64,7 @@ class StepRecording:
 
 
 def mark_changed(learned: Iterable[Tensor]) -> None:
-    """Tell PyTorch that tensors were changed in place, which a replay does without its knowledge.
+    """Mark tensors as changed in place, which a replay does not do.
 
     What is cached by a tensor's version (`Method.cached`) is then computed again.
     """
@@ -76,23 +75,3 @@ def mark_changed(learned: Iterable[Tensor]) -> None:
 def can_record(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer's update can be part of a recording."""
     return all(group.get("capturable", False) for group in optimizer.param_groups)
-
-
-def _make_state(optimizer: torch.optim.Optimizer, learned: Sequence[Tensor]) -> None:
-    """Have the optimizer make its state now: what it makes within a recording is made in every replay."""
-    missing = [p for p in learned if not optimizer.state[p]]
-    if not missing:
-        return
-    rates = [group["lr"].clone() for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"].zero_()
-    grads = [p.grad for p in learned]
-    for p in learned:  # only those without state take part, with a gradient that moves nothing
-        p.grad = torch.zeros_like(p) if any(p is other for other in missing) else None
-    optimizer.step()
-    for p in missing:
-        optimizer.state[p]["step"].zero_()
-    for p, grad in zip(learned, grads, strict=True):
-        p.grad = grad
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"].copy_(rate)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from dear.utils.files import read_safetensors, require_finite, write_safetensors
 
 
 class Paused(RunError):  # noqa: N818 (a state, not a mistake)
-    """Training was stopped by the user and can be continued."""
+    """The user stopped the training; it can be resumed."""
 
     status = 130
 
@@ -56,7 +55,7 @@ def train(
     spec: Spec | None = None,
     views: FrozenViews | None = None,
 ) -> Model:
-    """Train a method that was built by hand on a set, and leave a run folder if `out` is given.
+    """Train a method on an image set, and write a run folder if `out` is set.
 
     `dear.train.fit` trains what a Spec says, with everything around it.
 
@@ -71,34 +70,108 @@ def train(
         stop: called after every step; True stops as Ctrl-C does.
         save_every: steps between saves within an epoch.
         spec: complete, for the folder; None: made of method, recipe and images.
-        views: what the frozen backbone makes of the images, where it is shared with other trainings.
+        views: frozen stages of the images, if they are shared with other trainings.
     """
     recipe = Recipe.of(method) if recipe is None else recipe
     check_labels(method, images)
-    folder = None if out is None else Path(out)
     spec = Spec.of(method, recipe, images) if spec is None else spec
-    with _deterministic(recipe.deterministic), _interrupts(stop) as stopped:
-        loop = partial(_train, method, images, recipe, folder, progress, stopped, save_every, spec, views)
-        if folder is None:
-            return loop(resumable=False)
-        fresh = not folder.exists()
+    with (
+        _deterministic(recipe.deterministic),
+        _interrupts(stop) as stopped,
+        _open_run(out, method, spec, resume) as run,
+        torch.enable_grad(),  # also when called under no_grad
+    ):
+        if run.state == "finished" and run.folder is not None:
+            return _load_finished(method, spec, run.folder)
+        work = in_precision(method, recipe.precision)  # shares what is learned with `method`
+        loop = Loop(work, Feed(images, work.clip, recipe), recipe, views)
+        run.restore(loop)
         try:
-            with locked(folder), rollback_on_failure(folder):
-                state = open_folder(folder, spec, resume)
-                if state == "finished":
-                    load_adapter(method, folder)
-                    calibration, reference = read_calibration(folder), Reference.load(folder)
-                    return Model(method, calibration, reference=reference, spec=spec, path=folder)
-                if state == "new":
-                    write_spec(folder, method, spec)
-                trained = loop(resumable=state == "resumable")
-                trained.write(folder)
-                (folder / "resume.safetensors").unlink(missing_ok=True)
-                return trained
-        finally:
-            if fresh:
-                with suppress(OSError):  # only an empty folder goes
-                    folder.rmdir()
+            complete = loop.run(progress, lambda: run.save(loop), save_every, stopped)
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            # A smaller batch would be another training, so the caller decides.
+            raise OutOfMemory(
+                f"out of memory on {work.clip.device} at step {loop.step + 1} of {loop.steps} with batches "
+                f"of {recipe.batch} images; choose a smaller batch in the recipe",
+                hint="batch",
+            ) from error
+        if not complete:
+            raise run.paused(loop)
+        metrics = {
+            "steps": loop.steps,
+            "seconds": round(run.seconds, 3),
+            "trained": datetime.now(UTC).isoformat(timespec="seconds"),
+            "trainable_parameters": method.learned_parameters,
+            "loss": loop.lines[-1] if loop.lines else None,
+            **plain(method.facts()),
+        }
+        model = Model(method, spec=spec, metrics=metrics, lines=loop.lines, path=run.folder)
+        run.finish(model)
+        return model
+
+
+class _Run:
+    """A training's run folder and its clock; without a folder nothing is saved."""
+
+    def __init__(self, folder: Path | None = None, state: str = "new") -> None:
+        self.folder, self.state = folder, state
+        self._began = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far, of all processes that trained it."""
+        return time.perf_counter() - self._began
+
+    def restore(self, loop: Loop) -> None:
+        """Continue where the folder was saved last, if it was."""
+        if self.folder is not None and self.state == "resumable":
+            self._began -= restore(loop, self.folder)
+
+    def save(self, loop: Loop) -> None:
+        """Save the state to resume from."""
+        if self.folder is not None:
+            save_state(loop, self.folder, self.seconds)
+
+    def paused(self, loop: Loop) -> Paused:
+        """The error of a training that the user stopped."""
+        where = "nothing is saved" if self.folder is None else f"{self.folder} can be resumed"
+        hint = None if self.folder is None else "resume"
+        return Paused(f"stopped after step {loop.step} of {loop.steps}; {where}", hint=hint)
+
+    def finish(self, model: Model) -> None:
+        """Write the trained model; there is nothing to resume afterwards."""
+        if self.folder is not None:
+            model.write(self.folder)
+            (self.folder / "resume.safetensors").unlink(missing_ok=True)
+
+
+@contextmanager
+def _open_run(out: str | os.PathLike[str] | None, method: Method, spec: Spec, resume: bool) -> Iterator[_Run]:
+    """The run in a folder, which is locked meanwhile; a run that fails at its start leaves no files."""
+    if out is None:
+        yield _Run()
+        return
+    folder = Path(out)
+    fresh = not folder.exists()
+    try:
+        with locked(folder), rollback_on_failure(folder):
+            state = open_folder(folder, spec, resume)
+            if state == "new":
+                write_spec(folder, method, spec)
+            yield _Run(folder, state)
+    finally:
+        if fresh:
+            with suppress(OSError):  # only an empty folder goes
+                folder.rmdir()
+
+
+def _load_finished(method: Method, spec: Spec, folder: Path) -> Model:
+    """The model of a run that is finished: nothing is trained."""
+    load_adapter(method, folder)
+    calibration, reference = read_calibration(folder), Reference.load(folder)
+    return Model(method, calibration, reference=reference, spec=spec, path=folder)
 
 
 @contextmanager
@@ -112,62 +185,6 @@ def rollback_on_failure(folder: Path) -> Iterator[None]:
             for path in ours:
                 path.unlink(missing_ok=True)
         raise
-
-
-def _train(
-    method: Method,
-    images: ImageSet,
-    recipe: Recipe,
-    folder: Path | None,
-    progress: OnStep | None,
-    stop: Callable[[], bool],
-    save_every: int,
-    spec: Spec,
-    views: FrozenViews | None,
-    resumable: bool,
-) -> Model:
-    """Run the training loop."""
-    began, before = time.perf_counter(), 0.0
-
-    def seconds() -> float:
-        return before + time.perf_counter() - began
-
-    with torch.enable_grad():  # also when called under no_grad
-        work = in_precision(method, recipe.precision)  # shares what is learned with `method`
-        loop = Loop(work, Feed(images, work.clip, recipe), recipe, views)
-        if folder is not None and resumable:
-            before = restore(loop, folder)
-
-        def save() -> None:
-            if folder is not None:
-                save_state(loop, folder, seconds())
-
-        try:
-            complete = loop.run(progress, save, save_every, stop)
-        except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
-                raise
-            # Smaller batches would be other steps, so it is not for us to choose them.
-            raise OutOfMemory(
-                f"out of memory on {work.clip.device} at step {loop.step + 1} of {loop.steps} with batches "
-                f"of {recipe.batch} images; choose a smaller batch in the recipe",
-                hint="batch",
-            ) from error
-    if not complete:
-        where = "nothing is saved" if folder is None else f"{folder} can be resumed"
-        raise Paused(
-            f"stopped after step {loop.step} of {loop.steps}; {where}",
-            hint=None if folder is None else "resume",
-        )
-    metrics = {
-        "steps": loop.steps,
-        "seconds": round(seconds(), 3),
-        "trained": datetime.now(UTC).isoformat(timespec="seconds"),
-        "trainable_parameters": method.learned_parameters,
-        "loss": loop.lines[-1] if loop.lines else None,
-        **plain(method.facts()),
-    }
-    return Model(method, spec=spec, metrics=metrics, lines=loop.lines, path=folder)
 
 
 def check_labels(method: Method, images: ImageSet) -> None:
@@ -248,15 +265,15 @@ def restore(loop: Loop, folder: Path) -> float:
 
 
 def _check_optimizer(loop: Loop, names: list[str]) -> None:
-    """Refuse an optimizer's state that would only fail some steps later."""
+    """Refuse an optimizer's state that would fail some steps later."""
     expected = {"momentum_buffer"} if loop.recipe.optimizer == "sgd" else {"step", "exp_avg", "exp_avg_sq"}
-    found = 0
+    count = 0
     for parameter in loop.learned:
         state = loop.optimizer.state.get(parameter, {})
-        found += len(state)
+        count += len(state)
         if state and set(state) != expected:
             raise ValueError("the optimizer's state is incomplete")
         if any(value.shape not in (parameter.shape, torch.Size([])) for value in state.values()):
             raise ValueError("the optimizer's state does not fit the learned tensors")
-    if found != len(names):
+    if count != len(names):
         raise ValueError("the optimizer's state is of more tensors than are learned")

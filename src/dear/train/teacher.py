@@ -77,7 +77,7 @@ class Teacher:
 
 
 def repeat_labeled(labels: Tensor, labeled: int, weight: float, balance: bool) -> list[int]:
-    """What an epoch walks: places of images, labeled ones repeated where unlabeled ones weigh less.
+    """Indices of the images of an epoch; labeled ones are repeated if unlabeled ones weigh less.
 
     Args:
         labels: of the labeled images, then of the unlabeled ones, [n].

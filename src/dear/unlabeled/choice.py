@@ -27,8 +27,8 @@ _MOST_CLUSTERED = 20_000  # images that k-means reads; centers are then assigned
 
 def typicality(unit_features: Tensor, neighbors: int = TYPICAL_NEIGHBORS) -> Tensor:
     """Mean cosine [n] of each image with its nearest neighbors, of centered unit features [n, E]."""
-    own = torch.arange(len(unit_features), device=unit_features.device)
-    cosines = nearest_neighbors(unit_features, unit_features, neighbors, own)[0]
+    rows = torch.arange(len(unit_features), device=unit_features.device)
+    cosines = nearest_neighbors(unit_features, unit_features, neighbors, rows)[0]
     return cosines.mean(dim=1) if cosines.shape[1] else unit_features.new_zeros(len(unit_features))
 
 
@@ -67,30 +67,32 @@ def choose_typical(
     if count < 1:
         raise InputError(f"count must be at least 1, got {count}")
     images, device = len(unit_features), unit_features.device
-    taken = torch.zeros(images, dtype=torch.bool, device=device) if labeled is None else labeled.clone()
-    barred = taken.clone() if exclude is None else taken | exclude
+    covered_images = (
+        torch.zeros(images, dtype=torch.bool, device=device) if labeled is None else labeled.clone()
+    )
+    excluded = covered_images.clone() if exclude is None else covered_images | exclude
     values = typicality(unit_features) if scores is None else scores
-    looks = unit_features if appearance is None else appearance
+    appearances = unit_features if appearance is None else appearance
     chosen: list[int] = []
     size = max(1, classes)
-    while size < 2 * int(taken.sum()) and labeled is not None:
+    while size < 2 * int(covered_images.sum()) and labeled is not None:
         size *= 2
-    for row in taken.nonzero()[:, 0].tolist():
-        barred |= looks @ looks[row] >= SAME
-    while len(chosen) < count and not bool(barred.all()):
+    for row in covered_images.nonzero()[:, 0].tolist():
+        excluded |= appearances @ appearances[row] >= SAME
+    while len(chosen) < count and not bool(excluded.all()):
         size = min(size, images)
         clusters = cluster_images(unit_features, size, seed)
-        covered = set(clusters[taken].tolist())
+        covered = set(clusters[covered_images].tolist())
         sizes = torch.bincount(clusters, minlength=size)
         for cluster in sizes.argsort(descending=True, stable=True).tolist():
-            rows = ((clusters == cluster) & ~barred).nonzero()[:, 0]
+            rows = ((clusters == cluster) & ~excluded).nonzero()[:, 0]
             if cluster in covered or not len(rows) or len(chosen) == count:
                 continue
             row = int(rows[values[rows].argmax()])
             chosen.append(row)
-            taken[row] = True
-            barred |= looks @ looks[row] >= SAME
-            barred[row] = True
+            covered_images[row] = True
+            excluded |= appearances @ appearances[row] >= SAME
+            excluded[row] = True
         if size == images:
             break
         size *= 2

@@ -2,7 +2,9 @@
 
 A cross-validation answers every labeled image by probes that were fitted to a quarter, a half and all of the
 remaining labels. The errors at these three sizes follow a power law `error = c · labels^-b` closely enough
-to be extended by a few dozen labels; its interval comes from drawing the held-out images anew (bootstrap).
+to be extended by a few dozen labels. Which images are labeled is chance, so that accuracy with more labels
+differs from the curve by about `DRAW_ERROR`; the interval of the gain adds that to the bootstrap over the
+held-out images, which alone covered a third of the gains that were then measured.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from dear.unlabeled.probe import UNLABELED, draw_rows, fit_semi_supervised_probe
 
 SHARES = (0.25, 0.5, 1.0)  #: of the remaining labels that the probes are fitted to
 LEAST_HELD_OUT = 20  #: images below which no gain is forecast
-WORTH = 0.01  #: gain that more labels must be able to bring to be worth it
+DRAW_ERROR = 0.04  #: standard deviation of measured gains around forecasts
+Z_90 = 1.645  #: standard errors on each side of a 90 % interval
 _BOOTSTRAPS = 500
 
 
@@ -42,8 +45,6 @@ class Forecast:
     accuracy_interval: tuple[float, float]
     gain: float | None  #: expected from more labels; None: too few labels to say
     gain_interval: tuple[float, float] | None
-    #: False: even the upper end of the interval is below `WORTH`; None: not known
-    worth_more: bool | None
 
 
 def learning_curve(
@@ -107,29 +108,29 @@ def forecast_gain(curve: LearningCurve, labels: int, more: int = 50, seed: int =
     Example:
         >>> steps = torch.arange(100) < torch.tensor([[50], [65], [75]])
         >>> forecast = forecast_gain(LearningCurve((25.0, 50.0, 100.0), steps), labels=100, more=100)
-        >>> round(forecast.accuracy, 2), round(forecast.gain, 2), forecast.worth_more
-        (0.75, 0.07, True)
+        >>> round(forecast.accuracy, 2), round(forecast.gain, 2)
+        (0.75, 0.07)
     """
     if labels < 1 or more < 1:
         raise InputError(f"labels and more must be at least 1, got {labels} and {more}")
     correct: NDArray[np.bool_] = curve.correct.numpy()
     images = correct.shape[1]
     if not images:
-        return Forecast(0, math.nan, (0.0, 1.0), None, None, None)
+        return Forecast(0, math.nan, (0.0, 1.0), None, None)
     accuracy = float(correct[-1].mean())
     interval = wilson_interval(int(correct[-1].sum()), images)
     if images < LEAST_HELD_OUT:
-        return Forecast(images, accuracy, interval, None, None, None)
+        return Forecast(images, accuracy, interval, None, None)
     sizes = np.asarray(curve.sizes)
     gain = _gain(sizes, correct.mean(axis=1), labels, more)
     generator = np.random.default_rng(seed)
     draws = [correct[:, generator.integers(images, size=images)].mean(axis=1) for _ in range(_BOOTSTRAPS)]
-    gains = [_gain(sizes, draw, labels, more) for draw in draws]
-    low, high = (float(value) for value in np.quantile(gains, (0.05, 0.95)))
-    return Forecast(images, accuracy, interval, gain, (low, high), high >= WORTH)
+    spread = float(np.std([_gain(sizes, draw, labels, more) for draw in draws]))
+    half = Z_90 * math.hypot(spread, DRAW_ERROR)
+    return Forecast(images, accuracy, interval, gain, (gain - half, gain + half))
 
 
-def wilson_interval(right: int, count: int, z: float = 1.645) -> tuple[float, float]:
+def wilson_interval(right: int, count: int, z: float = Z_90) -> tuple[float, float]:
     """The interval of a share, by Wilson's score; 90 % by default.
 
     >>> [round(end, 3) for end in wilson_interval(8, 10)]

@@ -19,6 +19,8 @@ MOST_FOREIGN = 0.8  #: share of foreign images from which on a pool is of anothe
 FOLDS = 5
 MOST_COMPARED = 5_000  #: unlabeled images that the cross-validation reads
 SAME = 0.97  #: cosine of centered features from which on two images count as duplicates
+LEAST_COMPARED = 20  #: held-out images below which only a clear loss can be measured
+LEAST_CONFIDENCE = 0.63  #: mean probability of the answers that a pool needs where a gain cannot be measured
 KEPT = 0.5  #: least share of each predicted class that becomes training images
 
 
@@ -47,11 +49,11 @@ def measure_nearness(pool: Tensor, labeled: Tensor) -> Nearness:
     >>> near.foreign.tolist()
     [False, True]
     """
-    own = torch.arange(len(labeled), device=labeled.device)
+    places = torch.arange(len(labeled), device=labeled.device)
     values = nearest_neighbors(pool, labeled, NEIGHBORS)[0].mean(dim=1)
     if len(labeled) < 2:
         return Nearness(values, -1.0, torch.zeros(len(pool), dtype=torch.bool, device=pool.device))
-    others = nearest_neighbors(labeled, labeled, NEIGHBORS, own)[0].mean(dim=1)
+    others = nearest_neighbors(labeled, labeled, NEIGHBORS, places)[0].mean(dim=1)
     limit = float(others.double().quantile(FOREIGN_QUANTILE))
     return Nearness(values, limit, values < limit)
 
@@ -66,10 +68,10 @@ def duplicate_groups(features: Tensor, mean: Tensor | None = None) -> Tensor:
     from scipy.sparse.csgraph import connected_components
 
     unit = centered_unit(features, features.mean(dim=0) if mean is None else mean)
-    own = torch.arange(len(unit), device=unit.device)
-    cosines, rows = nearest_neighbors(unit, unit, NEIGHBORS, own)
+    places = torch.arange(len(unit), device=unit.device)
+    cosines, rows = nearest_neighbors(unit, unit, NEIGHBORS, places)
     near = cosines >= SAME
-    pairs = (own[:, None].expand_as(rows)[near].cpu().numpy(), rows[near].cpu().numpy())
+    pairs = (places[:, None].expand_as(rows)[near].cpu().numpy(), rows[near].cpu().numpy())
     joined = coo_array((near.new_ones(len(pairs[0])).cpu().numpy(), pairs), shape=(len(unit), len(unit)))
     return torch.from_numpy(connected_components(joined, directed=False)[1]).long().to(features.device)
 
@@ -120,8 +122,17 @@ class Comparison:
         """Standard error of `gain`, at least that of one answer that changed."""
         return math.sqrt(max(1, self.gained + self.lost)) / self.images if self.images else math.inf
 
+    @property
+    def helps(self) -> bool:
+        """Whether the gain exceeds its standard error.
 
-Reason = Literal["helps", "harms", "unknown", "far", "empty"]
+        >>> Comparison(40, 30, 32, 3, 1).helps, Comparison(40, 30, 34, 5, 1).helps
+        (False, True)
+        """
+        return self.gain > self.error
+
+
+Reason = Literal["helps", "no gain", "unknown", "unsure", "far", "empty"]
 
 
 @dataclass(frozen=True)
@@ -129,9 +140,7 @@ class PoolDecision:
     """Whether unlabeled images are used, and why."""
 
     use: bool
-    #: "helps": held-out labels are not answered worse, by a standard error; "harms": they are; "unknown": no
-    #: label could be held out, and the pool is near; "far": the pool is of another kind; "empty": no image
-    reason: Reason
+    reason: Reason  #: see `judge_pool`; or "far": the pool is of another kind; "empty": no image
     comparison: Comparison
     foreign: Tensor  #: bool [n]
     limit: float  #: of nearness, below which an image is foreign
@@ -174,10 +183,9 @@ def compare_with_labeled_only(
 def decide_on_pool(
     features: Tensor, labels: Tensor, texts: Tensor, groups: Tensor | None = None
 ) -> PoolDecision:
-    """Whether the unlabeled images are used: measured on labels, or by nearness where none can be held out.
+    """Whether the unlabeled images are used: not where they are far from the labeled ones, else `judge_pool`.
 
-    The pool is left out where it is far from the labeled images, or where held-out labels are answered
-    worse with it by more than a standard error. Foreign images are marked in any case.
+    Foreign images are marked in any case.
 
     Raises:
         InputError: no image is labeled, or labels do not fit.
@@ -198,10 +206,42 @@ def decide_on_pool(
     part = compare_with_labeled_only(
         features[kept], labels[kept], texts, None if groups is None else groups[kept]
     )
-    if not part.images:
-        return PoolDecision(True, "unknown", part, foreign, near.limit)
-    helps = part.gain >= -part.error
-    return PoolDecision(helps, "helps" if helps else "harms", part, foreign, near.limit)
+    fit = fit_semi_supervised_probe(features[kept], labels[kept], texts)
+    reason = judge_pool(part, mean_confidence(fit.probabilities, labels[kept]))
+    return PoolDecision(reason in ("helps", "unknown"), reason, part, foreign, near.limit)
+
+
+def judge_pool(comparison: Comparison, confidence: float) -> Reason:
+    """What a comparison on held-out labels says about a pool.
+
+    "helps": more labels are answered rightly with it, by more than a standard error; "no gain": they are not.
+    Of fewer than `LEAST_COMPARED` labels only a loss of more than a standard error counts ("no gain");
+    otherwise the pool is used where the answers to it are certain ("unknown"), and not where they are not
+    ("unsure").
+
+    Args:
+        comparison: of held-out answers.
+        confidence: mean probability of the answers to the pool.
+
+    Example:
+        >>> judge_pool(Comparison(40, 30, 32, 3, 1), 0.9), judge_pool(Comparison(8, 6, 6, 0, 0), 0.9)
+        ('no gain', 'unknown')
+    """
+    if comparison.images >= LEAST_COMPARED:
+        return "helps" if comparison.helps else "no gain"
+    if comparison.gain < -comparison.error:
+        return "no gain"
+    return "unknown" if confidence >= LEAST_CONFIDENCE else "unsure"
+
+
+def mean_confidence(probabilities: Tensor, labels: Tensor) -> float:
+    """Mean probability of the likeliest class [n, C] of images without a label [n]; 0 where all have one.
+
+    >>> mean_confidence(torch.tensor([[1.0, 0.0], [0.25, 0.75]]), torch.tensor([0, UNLABELED]))
+    0.75
+    """
+    pool = labels == UNLABELED
+    return float(probabilities[pool].amax(dim=1).mean()) if bool(pool.any()) else 0.0
 
 
 @dataclass(frozen=True)
@@ -216,12 +256,13 @@ class PseudoLabels:
 def pseudo_label_share(comparison: Comparison, agreement: float) -> float:
     """Share of the unlabeled images to train on: those that are probably right, at least half.
 
-    That is the accuracy on held-out labels, or the agreement of neighbors where none was held out.
+    That is the accuracy on held-out labels, or the agreement of neighbors where few were held out.
 
     >>> pseudo_label_share(Comparison(50, 40, 45, 6, 1), 0.6)
     0.9
     """
-    right = comparison.with_pool / comparison.images if comparison.images else agreement
+    measured = comparison.images >= LEAST_COMPARED
+    right = comparison.with_pool / comparison.images if measured else agreement
     return max(KEPT, right)
 
 
@@ -244,9 +285,9 @@ def select_pseudo_labels(probabilities: Tensor, candidates: Tensor, share: float
     confidence, predicted = probabilities.max(dim=1)
     rows = []
     for label in predicted[candidates].unique().tolist():
-        own = (candidates & (predicted == label)).nonzero()[:, 0]
-        order = confidence[own].argsort(descending=True, stable=True)
-        rows.append(own[order[: math.ceil(share * len(own))]])
+        members = (candidates & (predicted == label)).nonzero()[:, 0]
+        order = confidence[members].argsort(descending=True, stable=True)
+        rows.append(members[order[: math.ceil(share * len(members))]])
     chosen = torch.cat(rows).sort().values if rows else candidates.nonzero()[:0, 0]
     return PseudoLabels(chosen, predicted[chosen], confidence[chosen])
 

@@ -4,8 +4,9 @@ With f a unit image feature, m the mean of all features, labeled or not, `z = un
 text scores `s_c = scale (f - m) t_c`, the logits are `10 z W^T + b + a s`. W, b and the scalar a minimize the
 weighted mean cross-entropy plus `ridge |W|^2`, by L-BFGS. The first fit sees labeled images alone. Then, four
 times: the probe answers the unlabeled images, the answers propagate along the graph of nearest neighbors,
-are balanced and sharpened, and the probe is fitted to them and to the labels, in which all unlabeled images
-together weigh at most as much as all labels.
+are balanced and sharpened, and the probe is fitted to them and to the labels. The unlabeled images of a class
+together weigh at most half as much as its labels, so that the many images of a frequent class neither
+outweigh the labels nor change how often the probe answers with each class.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ ROUNDS = 4
 STEPS = 2  #: of propagation in each round
 BALANCE = 0.5  #: exponent of the class means that probabilities are divided by
 POWER = 1.5  #: to which probabilities are raised
+POOL_SHARE = 0.5  #: weight of the unlabeled images of a class compared with that of its labels, at most
 MOST_FITTED = 20_000  #: unlabeled images that one fit reads; the others take part in propagation
 _SCALE = 10.0  # of z
 _ITERATIONS = 100  # of L-BFGS in the first fit
@@ -55,7 +57,7 @@ class SemiSupervisedFit:
 
     probe: Probe  #: fitted to labels and unlabeled images
     labeled_only: Probe  #: the first fit
-    #: of all images [n, C]: one-hot where labeled, else what the last fit was given
+    #: of all images [n, C]: one-hot where labeled, else the targets of the last fit
     probabilities: Tensor
     space: str  #: in which the neighbors were near: "image" or "text"; "" where it was not chosen
     agreement: float  #: of neighbors under the labeled-only probe (`edge_agreement`); 1 without a choice
@@ -145,6 +147,22 @@ def balance_and_sharpen(probabilities: Tensor) -> Tensor:
     return F.normalize(scaled.clamp(min=1e-12) ** POWER, p=1.0, dim=1)
 
 
+def pool_weights(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Weights [n] of unlabeled images with class probabilities [n, C] next to labels of weight 1.
+
+    Args:
+        probabilities: each row sums to 1.
+        labels: number of labels of each class [C]; a class without one counts as if it had one.
+
+    Example:
+        >>> pool_weights(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), torch.tensor([2, 4])).tolist()
+        [0.5, 0.5, 1.0]
+    """
+    expected = probabilities.sum(dim=0)  # images of each class
+    most = torch.minimum(POOL_SHARE * labels.to(probabilities).clamp(min=1), expected)
+    return probabilities @ (most / expected.clamp(min=1e-6))
+
+
 def fit_semi_supervised_probe(
     features: Tensor,
     labels: Tensor,
@@ -196,13 +214,13 @@ def fit_semi_supervised_probe(
         graph, space, agreement = choose_graph(features, mean, texts, answers)
     fitted = torch.cat([labeled.nonzero()[:, 0], draw_rows(pool, MOST_FITTED)])
     in_fit = labeled[fitted]
-    pool_weight = min(1.0, float(in_fit.sum()) / float((~in_fit).sum()))
-    weights = torch.where(in_fit, 1.0, pool_weight).to(features)
+    weights = torch.ones_like(fitted, dtype=features.dtype)
     probe = first
     for _ in range(rounds):
         probabilities[pool] = probe.logits(features[pool]).softmax(dim=1)
         probabilities = propagate_labels(graph, probabilities, labeled, STEPS)
         probabilities[pool] = balance_and_sharpen(probabilities[pool])
+        weights[~in_fit] = pool_weights(probabilities[fitted[~in_fit]], truth.sum(dim=0))
         probe = fit_probe(features[fitted], probabilities[fitted], texts, mean, ridge, weights, start=probe)
     return SemiSupervisedFit(probe, first, probabilities, space, agreement)
 

@@ -54,6 +54,17 @@ def of_file(path: str | os.PathLike[str]) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
+def of_git_blob(path: str | os.PathLike[str]) -> bytes:
+    """SHA-1 of a small file as git stores it: a header with the size before the content.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        content = file.read()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).digest()
+
+
 def of_tensors(tensors: Mapping[str, Tensor], as_float32: bool = False) -> bytes:
     """Digest of names, shapes and values, in the order of the names.
 

@@ -29,7 +29,7 @@ class Usage:
 class FeatureStore:
     """Bytes by key in one file of the user's cache folder; several processes may use it at once.
 
-    It is a cache: a file that is damaged or cannot be written makes it forget, never fail.
+    It is a cache: a damaged or unwritable file causes entries to be lost, never an error.
 
     Args:
         path: the file; None: `features.sqlite` in the cache folder.
@@ -43,7 +43,7 @@ class FeatureStore:
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """The values of those keys that are there."""
-        wanted, found = list(keys), {}
+        wanted, rows_by_key = list(keys), {}
         if self._broken or not self.path.is_file():
             return {}
         with suppress(sqlite3.Error, OSError), closing(self._open()) as base, base:
@@ -51,10 +51,10 @@ class FeatureStore:
                 some = wanted[start : start + _AT_ONCE]
                 marks = ",".join("?" * len(some))
                 rows = base.execute(f"SELECT key, value FROM entries WHERE key IN ({marks})", some)
-                found.update(dict(rows.fetchall()))
+                rows_by_key.update(dict(rows.fetchall()))
                 now = int(time.time())
                 base.executemany("UPDATE entries SET used = ? WHERE key = ?", [(now, key) for key in some])
-        return found
+        return rows_by_key
 
     def put(self, entries: Mapping[bytes, bytes]) -> None:
         """Keep some values; above the limit the least recently used ones are deleted."""

@@ -96,7 +96,7 @@ def _claimed_part(path: Path) -> tuple[int, str]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove temporary neighbors of `path` whose writers are dead: nobody holds their locks."""
+    """Remove temporary files of `path` whose writers have ended, so that nobody holds their locks."""
     if fcntl is None:
         return
     for name in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
@@ -203,7 +203,7 @@ def _check_header(path: Path, what: str) -> None:
 
 
 def require_finite(tensors: Mapping[str, Tensor], source: str) -> None:
-    """Raise if any floating tensor holds NaN or infinity, naming it and its source."""
+    """Raise if a floating-point tensor contains NaN or infinity, naming it and its source."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise DearError(f"{source}: tensor {name!r} holds NaN or infinity; the file is damaged")
+            raise DearError(f"{source}: tensor {name!r} contains NaN or infinity; the file is damaged")

@@ -143,7 +143,7 @@ def parse_json(text: str, source: str, what: str = "JSON text") -> Any:
     except RecursionError:
         raise DearError(f"{source}: nested too deeply for a {what}") from None
     except UnicodeEncodeError:
-        raise DearError(f"{source}: is not a valid {what} (a text holds half a character)") from None
+        raise DearError(f"{source}: is not a valid {what} (half of a surrogate pair)") from None
     except ValueError as error:
         raise DearError(f"{source}: is not a valid {what} ({error})") from error
     return value

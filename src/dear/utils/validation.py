@@ -34,8 +34,8 @@ class Checked:
     error: ClassVar[type[DearError]] = UsageError  #: what is raised
 
     def __post_init__(self) -> None:
-        own: Any = type(self)
-        for name, hint in hints_of(own, extras=True).items():
+        kind: Any = type(self)
+        for name, hint in hints_of(kind, extras=True).items():
             value = getattr(self, name)
             try:
                 read = msgspec.convert(value, hint)
@@ -73,8 +73,8 @@ def _refusal(name: str, value: Any, hint: Any) -> str:
 def _limits(meta: Meta) -> str:
     if meta.ge is not None and meta.le is not None:
         return f"from {meta.ge:,} to {meta.le:,}"
-    found = {words: getattr(meta, limit) for limit, words in _LIMITS.items()}
-    return " and ".join(f"{words} {value:,}" for words, value in found.items() if value is not None)
+    limits = {words: getattr(meta, limit) for limit, words in _LIMITS.items()}
+    return " and ".join(f"{words} {value:,}" for words, value in limits.items() if value is not None)
 
 
 def _parts(hint: Any) -> Iterator[Any]:

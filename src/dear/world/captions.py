@@ -21,7 +21,7 @@ from dear.world.templates import SLOTS, TEMPLATES, WORDS
 BOT, EOT, PAD = 49406, 49407, 0
 LENGTH = 32
 CANONICAL = 0.75  # how often a value is named by its first word
-_NOTHING, _A, _AN = 0, 1, 2  # rows of the phrase table with a meaning of their own
+_NOTHING, _A, _AN = 0, 1, 2  # rows of the phrase table with a special meaning
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from dear.world.styles import OUTLINE, STYLES
 SIDE = 64
 _CPU_CHUNK = 512  # bounds the memory in use; many short operations would make two threads wait for each other
 _INK = (0.09, 0.08, 0.10)
-_CHALK = (0.66, 0.66, 0.69)  # stands in for ink on black subjects
+_CHALK = (0.66, 0.66, 0.69)  # used instead of ink on black subjects
 _PAPER = (0.96, 0.96, 0.93)
 
 # Where the copies of a subject stand, in pixels from the center of a 64-pixel image, and their half size.
@@ -69,7 +69,7 @@ def tables(device: str) -> Tables:
     for count, (_, places) in _LAYOUTS.items():
         centers[count - 1, :count] = torch.tensor(places)
     plain = (F.SHAPE, F.LETTER, F.DIGIT, F.SURFACE, F.VIEW)
-    found = Tables(
+    tables = Tables(
         torch.tensor([(color.rgb, *color.marks) for color in F.COLORS]),
         torch.tensor([half for half, _ in _LAYOUTS.values()]),
         centers,
@@ -78,7 +78,7 @@ def tables(device: str) -> Tables:
         torch.tensor(_PAPER),
         torch.tensor((_INK, _CHALK)),
     )
-    return Tables(*(table.to(device) for table in found))
+    return Tables(*(table.to(device) for table in tables))
 
 
 @torch.no_grad()

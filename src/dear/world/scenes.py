@@ -1,7 +1,7 @@
 """Scenes: the contents of a batch of images as tensors, and how scenes are sampled.
 
 One call to the generator draws everything a batch needs, and categories come from comparing uniform numbers
-with tables: the same seed gives the same scenes on any machine. A CPU generator can feed any device.
+with tables: the same seed draws the same scenes on any machine. A CPU generator can feed any device.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class _Tables(NamedTuple):
 def _tables(device: str) -> _Tables:
     shares = torch.tensor([kind.share for kind in F.KINDS], dtype=torch.float64).cumsum(0)
     styles = range(len(F.STYLES))
-    found = _Tables(
+    tables = _Tables(
         torch.tensor(F.SUBJECT_KIND),
         torch.tensor(F.KIND_FIRST),
         torch.tensor(F.KIND_SIZES),
@@ -119,7 +119,7 @@ def _tables(device: str) -> _Tables:
         torch.tensor([style in F.COARSE_STYLES for style in styles]),
         torch.tensor([style in (*F.COARSE_STYLES, F.NEON) for style in styles]),
     )
-    return _Tables(*(table.to(device) for table in found))
+    return _Tables(*(table.to(device) for table in tables))
 
 
 def held_out(scenes: Scenes) -> Tensor:
@@ -160,7 +160,7 @@ def sample(
 
     Args:
         number: how many (B).
-        generator: where the chance comes from; a CPU generator gives the same scenes on every machine.
+        generator: source of randomness; a CPU generator draws the same scenes on every machine.
         device: where the scenes go (default: the generator's device).
         kinds: only these kinds (rows of `factors.KINDS`), equally often; default: all by their shares.
         avoid_held_out: leave out the compositions that `held_out` names.

@@ -110,7 +110,7 @@ def ring(cx: float, cy: float, radius: float, width: float) -> Part:
 
 
 def union(*parts: Part) -> Part:
-    """What lies in any of the parts."""
+    """The union of the parts."""
     return lambda x, y: reduce(torch.minimum, (part(x, y) for part in parts))
 
 
@@ -120,12 +120,12 @@ def minus(whole: Part, *cuts: Part) -> Part:
 
 
 def both(*parts: Part) -> Part:
-    """What lies in all of the parts."""
+    """The intersection of the parts."""
     return lambda x, y: reduce(torch.maximum, (part(x, y) for part in parts))
 
 
 def star_points(points: int, outer: float, inner: float, turn: float = 90.0) -> list[Point]:
-    """The corners of a star with its first ray at `turn` degrees; `inner == outer` gives a polygon's."""
+    """The corners of a star with its first ray at `turn` degrees; `inner == outer` is a polygon."""
     angles = [math.radians(turn + 180.0 * i / points) for i in range(2 * points)]
     radii = [outer, inner] * points
     return [(r * math.cos(a), r * math.sin(a)) for r, a in zip(radii, angles, strict=True)]

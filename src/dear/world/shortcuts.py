@@ -1,8 +1,8 @@
-"""Tasks with a planted shortcut: in training a value of its own for every class, in the test all values.
+"""Tasks with a planted shortcut: one value per class in training, all values in the test.
 
-`shortcut-place` puts each animal at a place of its own, `shortcut-color` and `shortcut-texture` give it a
-color or a pattern of its own. `shortcut-text` is about places: on each place stands a letter of its own, in
-the test mostly the wrong one. `shortcut-attack` pastes letters beside the animals; there a letter hides the
+`shortcut-place` shows each animal at one place, `shortcut-color` and `shortcut-texture` in one color or
+pattern. The classes of `shortcut-text` are places: each shows one letter in training, and mostly a wrong one
+in the test. `shortcut-attack` pastes letters next to the animals; there a letter hides the
 animal from a small backbone instead of being learned, so that no removal helps. `@0.95` after the name says
 which share of a class's training images shows that value; the others are spread evenly over the other values.
 `shortcut-none` is the control: animals, places balanced in training, too. The test split has as many images
@@ -27,11 +27,11 @@ _NAME = re.compile(r"shortcut-(?P<kind>[a-z]+)(?:@(?P<share>[0-9]+(?:\.[0-9]+)?)
 
 @dataclass(frozen=True)
 class PlantedShortcut:
-    """A value that the training images of a class share beside the class."""
+    """A value that the training images of a class share."""
 
-    factor: str  #: "place", "color", "texture", "subject" (a letter) or "letter" (pasted beside the subject)
+    factor: str  #: "place", "color", "texture", "subject" (a letter) or "letter" (pasted next to the subject)
     concept: str  #: the concept that names the factor's values, one of the twelve
-    #: rows of the factor's table, one per class: the value that goes with it in training
+    #: rows of the factor's table, one per class: its value in training
     values: tuple[int, ...]
     words: tuple[str, ...]  #: the values' names
     correlation: float = 1.0  #: share of a class's training images that show the class's own value
@@ -44,9 +44,9 @@ class PlantedShortcut:
         38
         """
         kinds = len(self.values)
-        own = round(self.correlation * TRAIN)
-        others = [(label + 1 + number % (kinds - 1)) % kinds for number in range(TRAIN - own)]
-        return [label] * own + others
+        aligned = round(self.correlation * TRAIN)
+        others = [(label + 1 + number % (kinds - 1)) % kinds for number in range(TRAIN - aligned)]
+        return [label] * aligned + others
 
 
 def _shortcut(factor: str, concept: str, *words: str) -> PlantedShortcut:

@@ -50,16 +50,16 @@ def _drawing(row: dict[str, Any]) -> Sprite:
 
 
 def _built(value: Any) -> Any:
-    """A part, points or a number; points that a function gives join the list around them."""
+    """A part, points or a number; points that a function returns are appended to the surrounding list."""
     if not isinstance(value, list):
         return value
     if isinstance(value[0], str):
         return getattr(sdf, value[0])(*map(_built, value[1:]))
-    found: list[Any] = []
+    parts: list[Any] = []
     for item in value:
         called = isinstance(item, list) and isinstance(item[0], str)
-        found += _built(item) if called else [_built(item)]
-    return found
+        parts += _built(item) if called else [_built(item)]
+    return parts
 
 
 def _figure(spine: list[Point], arms: list[list[Point]], legs: list[list[Point]]) -> Sprite:

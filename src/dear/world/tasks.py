@@ -41,8 +41,9 @@ class WorldTask:
     test: int = 50
     domains: tuple[str, ...] = ()  #: styles that serve as domains; empty: photos only
     clash: bool = False  #: whether patterns are drawn in another color's tones
-    #: a value that goes with each class in training (`dear.world.shortcuts`)
+    #: a value that each class has in training (`dear.world.shortcuts`)
     shortcut: PlantedShortcut | None = None
+    several: bool = False  #: whether an image shows several of the classes
 
 
 def _classes(*names: str, factors: str = "subject") -> tuple[tuple[str, ...], tuple[Meaning, ...]]:
@@ -119,6 +120,19 @@ _TASKS: Final = (
         domains=("photo", "sketch", "cartoon", "painting")),
 )  # fmt: skip
 TASKS: Final = {task.name: task for task in _TASKS}
+_ATTRIBUTES = [
+    _classes("red", "blue", "green", "yellow", "black", "white", factors="color"),
+    _classes("striped", "dotted", "brick", "wavy", "checkered", "plain", factors="texture"),
+    _classes("beach", "forest", "city", "snow", "desert", "road", factors="place"),
+]
+ATTRIBUTES: Final = WorldTask(
+    "attributes",
+    "color, texture and place of a shape: several labels per image",
+    "a photo of something {}.",
+    tuple(name for names, _ in _ATTRIBUTES for name in names),
+    tuple(meaning for _, meanings in _ATTRIBUTES for meaning in meanings),
+    (F.SHAPE,), worn, 0.5, train=12, test=20, several=True,
+)  # fmt: skip
 
 
 def list_tasks() -> tuple[str, ...]:
@@ -138,11 +152,16 @@ def find_task(name: str) -> WorldTask:
     """
     if name in TASKS:
         return TASKS[name]
+    if name == ATTRIBUTES.name:
+        return ATTRIBUTES
     if not name.startswith(PREFIX):
-        raise DataError(f"world:{name}: no such task; the tasks are {', '.join((*TASKS, *list_shortcuts()))}")
+        raise DataError(
+            f"world:{name}: no such task; the tasks are "
+            f"{', '.join((*TASKS, ATTRIBUTES.name, *list_shortcuts()))}"
+        )
     shortcut = parse(name)
     if shortcut.classes == PLACES:
-        about = "six places, in training each with a letter of its own"
+        about = "six places, each with one letter in training"
         classes = _classes(*PLACES, factors="place")
         return WorldTask(name, about, _PHOTO_OF_PLACE, *classes, (F.LETTER,), none, 0.0, shortcut=shortcut)
     about = f"six animals, in training each with its own {shortcut.factor}"

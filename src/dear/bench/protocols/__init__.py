@@ -27,7 +27,7 @@ PAPER_NOTE = (
 
 
 class Setting(Strict, frozen=True):
-    """What a cell needs beside its dataset, method, shots and seed."""
+    """Settings of a cell in addition to its dataset, method, shots and seed."""
 
     template: Name | None = None  #: prompt template of the dataset, where it is not the dataset's own
 
@@ -43,7 +43,7 @@ class Protocol(ABC):
     tests_by_seed: ClassVar[bool] = False  #: whether the images tested on depend on the seed
 
     def settings(self, request: Request) -> list[tuple[str, dict[str, Any]]]:
-        """The plan: each dataset to train on, with what the protocol needs beside it."""
+        """The plan: each dataset to train on, with its settings."""
         if request.targets is not None:
             raise UsageError(f"{self.name} takes no targets: it tests on the datasets it trains on")
         if not request.datasets:

@@ -65,8 +65,12 @@ class BaseToNovel(Protocol):
         notes: list[str] = []
         blocks = [(name, [line for line in lines if line.dataset == name]) for name in datasets]
         if len(datasets) > 1:
-            whole = {key: own for key, own in grouped(lines).items() if len(own) == len(datasets)}
-            blocks.insert(0, ("Average", [average(own) for own in whole.values()]))
+            whole = {
+                key: method_lines
+                for key, method_lines in grouped(lines).items()
+                if len(method_lines) == len(datasets)
+            }
+            blocks.insert(0, ("Average", [average(method_lines) for method_lines in whole.values()]))
         eleven = {name for name, _ in paper.rows[0].cells} - {"Average"}
         headings = column_headings(lines)
         for dataset, block in blocks:
@@ -91,7 +95,7 @@ class BaseToNovel(Protocol):
 
 
 def _halves(mode: str, seen: Evaluation, unseen: Evaluation | None) -> dict[str, float | None]:
-    """Columns of images answered among the classes of their own half."""
+    """Columns of images that are predicted among the classes of their half."""
     base = seen.accuracy[mode]
     novel = None if unseen is None else unseen.accuracy[mode]
     return {
@@ -156,11 +160,13 @@ def _paper_rows(
 ) -> list[SheetRow]:
     """The paper's rows for a dataset, filled up to `width` columns; corrected numbers add a note."""
     rows = []
-    for row in paper.rows:
+    for row in (row for first in paper.rows for row in (first, *paper.reruns_of(first.label))):
         numbers = paper_entries(row, dataset, width)
         if all(number is None for number in numbers):
             continue
         rows.append(SheetRow((dataset, row.title, ""), numbers, True))
+        if row.source:
+            notes.append(f"Published {row.title}, {dataset}: {row.source}.")
         notes += [
             f"Published {row.label}, {dataset}, {column}: printed {number.printed:.2f}, corrected to "
             f"{number.value:.2f} ({number.note})."

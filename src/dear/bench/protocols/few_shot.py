@@ -20,8 +20,8 @@ class FewShot(Protocol):
     def run(self, session: Session) -> dict[str, Any]:
         """Accuracy over all classes in every mode."""
         model = session.fit(self.training(session.data), keep=True)
-        found = session.test(model, session.open("test"))
-        modes = {} if found is None else found.accuracy
+        tested = session.test(model, session.open("test"))
+        modes = {} if tested is None else tested.accuracy
         return session.finish({mode: {"accuracy": accuracy} for mode, accuracy in modes.items()})
 
     def table(self, lines: Sequence[Line]) -> Sheet:
@@ -30,16 +30,18 @@ class FewShot(Protocol):
         datasets = list(dict.fromkeys(line.dataset for line in lines))
         rows: list[SheetRow] = []
         if len(datasets) > 1:
-            for (method, mode), own in grouped(lines).items():
+            for (method, mode), method_lines in grouped(lines).items():
                 entries: list[Entry] = []
                 for count in shots:
-                    there = [line for line in own if line.shots == count]
+                    there = [line for line in method_lines if line.shots == count]
                     whole = len(there) == len(datasets)
                     entries.append(average(there).figure("accuracy") if whole else None)
                 rows.append(SheetRow(("Average", method, mode), tuple(entries)))
         for dataset in datasets:
-            for (method, mode), own in grouped(line for line in lines if line.dataset == dataset).items():
-                at = {line.shots: line.figure("accuracy") for line in own}
+            for (method, mode), method_lines in grouped(
+                line for line in lines if line.dataset == dataset
+            ).items():
+                at = {line.shots: line.figure("accuracy") for line in method_lines}
                 rows.append(SheetRow((dataset, method, mode), tuple(at.get(count) for count in shots)))
         columns = tuple(
             f"{count} shot{'s' if count > 1 else ''}" if count else "all images" for count in shots

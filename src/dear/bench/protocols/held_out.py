@@ -10,7 +10,8 @@ from dear.bench.cells import Cell, Data, Pool
 from dear.bench.protocols import SEEDS_NOTE, Protocol, Setting, Shown
 from dear.bench.session import Session
 from dear.bench.tables import Line, Sheet, SheetRow, average, grouped
-from dear.data.images import ImageSet, select_domains
+from dear.data.duplicates import find_duplicates, find_file_duplicates
+from dear.data.images import FileImages, ImageSet, select_domains
 from dear.data.open import find_benchmark, open_data
 from dear.data.shots import hold_out
 from dear.errors import DataError
@@ -60,10 +61,10 @@ class HeldOutDomain(Protocol):
         """
         model = session.fit(self.training(session.data))
         validation, target = self.testing(session.data)
-        checked, found = session.test(model, validation), session.test(model, target)
+        checked, tested = session.test(model, validation), session.test(model, target)
         modes: dict[str, dict[str, float | None]] = {
             mode: {
-                "target": None if found is None else found.accuracy[mode],
+                "target": None if tested is None else tested.accuracy[mode],
                 "validation": None if checked is None else checked.accuracy[mode],
             }
             for mode in model.modes
@@ -80,9 +81,9 @@ class HeldOutDomain(Protocol):
         rows = []
         paper = published.table("purification")
         for dataset in dict.fromkeys(line.dataset.rpartition("/")[0] for line in lines):
-            own = [line for line in lines if line.dataset.rpartition("/")[0] == dataset]
-            domains = list(dict.fromkeys(line.dataset for line in own))
-            for (method, mode), block in grouped(own).items():
+            dataset_lines = [line for line in lines if line.dataset.rpartition("/")[0] == dataset]
+            domains = list(dict.fromkeys(line.dataset for line in dataset_lines))
+            for (method, mode), block in grouped(dataset_lines).items():
                 at = {line.dataset: line for line in block}
                 whole = len(at) == len(domains)
                 mean = average(block).figure("target") if whole else None
@@ -131,11 +132,15 @@ def domains_of(images: ImageSet) -> tuple[str, ...]:
 def split_sources(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet]:
     """(training, validation) of the source domains: a fifth of each class of each domain is held back.
 
-    Which images depends on their names and the seed alone.
+    Which images depends on their names, their copies, and the seed alone; copies are on one side.
     """
     keys = [f"{seed}/{images.key(index)}" for index in range(len(images))]
     groups = list(zip(images.labels.tolist(), images.domains or (), strict=True))
-    held = hold_out(keys, groups, VALIDATION)
+    if isinstance(images, FileImages):
+        copies = find_file_duplicates([images.path(index) for index in range(len(images))])
+    else:
+        copies = find_duplicates(images)
+    held = hold_out(keys, groups, VALIDATION, copies.units)
     return (
         images.subset([index for index, out in enumerate(held) if not out]),
         images.subset([index for index, out in enumerate(held) if out]),

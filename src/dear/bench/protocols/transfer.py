@@ -44,9 +44,9 @@ class Transfer(Protocol):
     def settings(self, request: Request) -> list[tuple[str, dict[str, Any]]]:
         """One source and its targets."""
         if len(request.datasets) > 1:
-            given = ", ".join(request.datasets)
+            names = ", ".join(request.datasets)
             raise UsageError(
-                f"{self.name} trains on one dataset; got {given} (test on the others as targets)",
+                f"{self.name} trains on one dataset; got {names} (test on the others as targets)",
                 hint="targets",
             )
         source = request.datasets[0] if request.datasets else SOURCE
@@ -69,9 +69,9 @@ class Transfer(Protocol):
         model = session.fit(self.training(session.data), keep=True)
         modes: dict[str, dict[str, float | None]] = {mode: {} for mode in model.modes}
         for dataset in (session.cell.dataset, *session.cell.setting["targets"]):
-            found = session.test(model, session.open("test", dataset))
+            tested = session.test(model, session.open("test", dataset))
             for mode, row in modes.items():
-                row[dataset] = None if found is None else found.accuracy[mode]
+                row[dataset] = None if tested is None else tested.accuracy[mode]
         return session.finish(modes)
 
     def columns(self, cell: Cell) -> set[str] | None:
@@ -87,8 +87,8 @@ class Transfer(Protocol):
         datasets = list(dict.fromkeys(line.dataset for line in lines))
         source, targets = datasets[0], datasets[1:]
         rows = []
-        for (method, mode), own in grouped(lines).items():
-            at = {line.dataset: line for line in own}
+        for (method, mode), method_lines in grouped(lines).items():
+            at = {line.dataset: line for line in method_lines}
             there = [at[name] for name in targets if name in at]
             mean = average(there).figure("accuracy") if there and len(there) == len(targets) else None
             entries = [at[name].figure("accuracy") if name in at else None for name in datasets]

@@ -1,4 +1,4 @@
-"""The fast path on an NVIDIA GPU: Triton kernels and recorded inference. Everything has a plain twin.
+"""The fast path on an NVIDIA GPU: Triton kernels, recorded inference, two streams. All have a plain twin.
 
 This is the package's one entry point. The environment variable `DEAR_KERNELS=0` turns the kernels off: towers
 then run PyTorch's operations on a GPU as on a CPU.
@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from dear.clip.gpu.recorded import BUCKETS, Recorder, Recording, Runner, Tensors, run_eagerly
+from dear.clip.gpu.streams import run_concurrently
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
     from dear.clip.edit import Edit
     from dear.clip.tower import Tower
 
-__all__ = ["BUCKETS", "Recorder", "Recording", "Runner", "Tensors", "run_by_kernels", "run_eagerly"]
+__all__ = [
+    "BUCKETS",
+    "Recorder",
+    "Recording",
+    "Runner",
+    "Tensors",
+    "run_by_kernels",
+    "run_concurrently",
+    "run_eagerly",
+]
 
 
 def run_by_kernels(

@@ -17,19 +17,20 @@ import torch
 from torch import Tensor
 
 Result = TypeVar("Result")
-Tensors = tuple[Tensor, ...]
+Tensors = TypeVar("Tensors", bound=tuple[Tensor | None, ...])  #: a tuple or NamedTuple
+Inputs = Sequence[Tensor | None]
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  #: batch sizes that are recorded
 _LIMIT = 128  # recordings kept; the least recently used one makes room
 
 
 class Runner(Protocol):
-    """Runs a function of tensors [B, ...]; equal keys mean the same function."""
+    """Runs a function of tensors [B, ...]; equal keys mean the same function. None stays None."""
 
-    def __call__(self, key: Hashable, function: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
+    def __call__(self, key: Hashable, function: Callable[..., Tensors], *inputs: Tensor | None) -> Tensors:
         """`function(*inputs)`."""
 
 
-def run_eagerly(key: Hashable, function: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
+def run_eagerly(key: Hashable, function: Callable[..., Tensors], *inputs: Tensor | None) -> Tensors:
     """`function(*inputs)`, nothing recorded.
 
     >>> run_eagerly("double", lambda x: (2 * x,), torch.ones(2))
@@ -56,7 +57,7 @@ class Recording(Generic[Result]):
     def __init__(
         self,
         function: Callable[..., Result],
-        inputs: Sequence[Tensor | None],
+        inputs: Inputs,
         *,
         warm_up: int = 2,
         pool: Any = None,
@@ -76,7 +77,7 @@ class Recording(Generic[Result]):
         with torch.cuda.graph(self.graph, pool=pool, capture_error_mode=error_mode):
             self.results = function(*self.places)
 
-    def __call__(self, inputs: Sequence[Tensor | None]) -> Result:
+    def __call__(self, inputs: Inputs) -> Result:
         """Its results for inputs [b, ...] with b up to the recorded size; the next call overwrites them."""
         for place, one in zip(self.places, inputs, strict=True):
             if place is not None and one is not None:
@@ -101,8 +102,7 @@ class Recorder:
         self,
         buckets: Sequence[int] = BUCKETS,
         limit: int = _LIMIT,
-        record: Callable[[Callable[..., Tensors], Sequence[Tensor]], Callable[[Sequence[Tensor]], Tensors]]
-        | None = None,
+        record: Callable[[Callable[..., Any], Inputs], Callable[[Inputs], Any]] | None = None,
     ) -> None:
         self.buckets, self.limit = tuple(buckets), limit
         self._record = record
@@ -110,7 +110,7 @@ class Recorder:
         self._immediately = False
         self._lock = threading.RLock()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
-        self._kept: OrderedDict[Hashable, Callable[[Sequence[Tensor]], Tensors]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, Callable[[Inputs], Any]] = OrderedDict()
 
     def __len__(self) -> int:
         """Number of recordings."""
@@ -135,19 +135,21 @@ class Recorder:
         finally:
             self._immediately = False
 
-    def __call__(self, key: Hashable, function: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
+    def __call__(self, key: Hashable, function: Callable[..., Tensors], *inputs: Tensor | None) -> Tensors:
         """`function(*inputs)`, replayed where it was recorded.
 
         Args:
             key: names the function and everything it reads besides its inputs.
             function: from tensors [B, ...] to tensors [B, ...] whose rows do not depend on each other.
-            inputs: tensors [B, ...].
+            inputs: tensors [B, ...], or None.
         """
-        rows = len(inputs[0])
+        tensors = [one for one in inputs if one is not None]
+        rows = len(tensors[0])
         bucket = next((size for size in self.buckets if size >= rows), None)
-        if bucket is None or rows == 0 or torch.is_grad_enabled() or not self._usable(inputs):
+        if bucket is None or rows == 0 or torch.is_grad_enabled() or not self._usable(tensors):
             return function(*inputs)
-        place = (key, bucket, tuple((one.shape[1:], one.dtype, one.device) for one in inputs))
+        kinds = tuple(None if one is None else (one.shape[1:], one.dtype, one.device) for one in inputs)
+        place = (key, bucket, kinds)
         # Tensors made in inference mode could not be written to outside of it.
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if place not in self._kept:
@@ -156,11 +158,13 @@ class Recorder:
                     while len(self._seen) > 8 * self.limit:
                         self._seen.popitem(last=False)
                     return function(*inputs)
-                self._kept[place] = self._recording(function, [_padded(one, bucket) for one in inputs])
+                padded = [None if one is None else _padded(one, bucket) for one in inputs]
+                self._kept[place] = self._recording(function, padded, tensors[0].device)
                 while len(self._kept) > self.limit:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(place)
-            return tuple(result[:rows].clone() for result in self._kept[place](inputs))
+            results: Tensors = self._kept[place](inputs)
+            return _like(results, [None if one is None else one[:rows].clone() for one in results])
 
     def _usable(self, inputs: Sequence[Tensor]) -> bool:
         if self._record is not None:
@@ -168,11 +172,11 @@ class Recorder:
         return all(one.is_cuda for one in inputs) and not torch.cuda.is_current_stream_capturing()
 
     def _recording(
-        self, function: Callable[..., Tensors], inputs: Sequence[Tensor]
-    ) -> Callable[[Sequence[Tensor]], Tensors]:
+        self, function: Callable[..., Any], inputs: Inputs, device: torch.device
+    ) -> Callable[[Inputs], Any]:
         if self._record is not None:
             return self._record(function, inputs)
-        with torch.cuda.device(inputs[0].device):
+        with torch.cuda.device(device):
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             try:
@@ -192,6 +196,13 @@ class Recorder:
     def __reduce__(self) -> tuple[type[Recorder], tuple[Sequence[int], int]]:
         """Recordings stay in their process."""
         return Recorder, (self.buckets, self.limit)
+
+
+def _like(results: Tensors, parts: Sequence[Tensor | None]) -> Tensors:
+    """Parts as a tuple of the same kind: a NamedTuple keeps its names."""
+    make = getattr(type(results), "_make", type(results))  # of a NamedTuple
+    copied: Tensors = make(parts)
+    return copied
 
 
 def _padded(one: Tensor, rows: int) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dear.clip.config import ACTIVATIONS
-from dear.clip.edit import Edit, LayerEdit, tokens_for
+from dear.clip.edit import Edit, LayerEdit, match_tokens
 from dear.clip.gpu.attention import attention, power
 from dear.clip.tower import LayerNorm, Tower, take_rows
 from dear.utils.notices import note
@@ -117,7 +117,7 @@ def add_norm(
     """The new residual stream x + change [B, N, D] with the tokens of `mix`, and its norm in `dtype`."""
     tokens, start, token_weight, inserting = None, 0, 1.0, False
     if mix is not None:
-        tokens, inserting = tokens_for(mix.tokens, x).contiguous(), mix.inserting
+        tokens, inserting = match_tokens(mix.tokens, x).contiguous(), mix.inserting
         token_weight = 1.0 if inserting else mix.token_weight
         if tokens.ndim == 3 and len(tokens) == 1:  # one set for all images
             tokens = tokens[0]

@@ -73,7 +73,7 @@ def load_corpus(name: str | os.PathLike[str] = "general") -> Corpus:
     for phrase in _lines(text, path):
         seen.setdefault(phrase.text, phrase)
     if not 0 < len(seen) <= _MOST_PHRASES:
-        raise InputError(f"{path}: holds {len(seen):,} phrases; a corpus has 1 to {_MOST_PHRASES:,}")
+        raise InputError(f"{path}: a corpus must have 1 to {_MOST_PHRASES:,} phrases, got {len(seen):,}")
     return Corpus(path.stem, tuple(seen.values()))
 
 

@@ -70,8 +70,14 @@ function show() {
       fine.onclick = () => answer("checked");
       text.append(fine);
     } else if (item.guesses.length) {
-      const list = element("ul");
-      for (const [name, value] of item.guesses) list.append(element("li", `${name} ${percent(value)}`, { dir: "auto" }));
+      const list = element("div", "", { class: "label-classes", id: "guesses" });
+      item.guesses.forEach(([name, value], number) => {
+        const button = element("button", "", { type: "button" });
+        if (!number) button.append(element("kbd", "enter"), " ");
+        button.append(element("bdi", name), ` ${percent(value)}`);
+        button.onclick = () => answer("label", name);
+        list.append(button);
+      });
       text.append(element("p", "The model's guess:"), list);
     }
     text.append(element("p", item.path, { class: "soft" }));
@@ -82,16 +88,23 @@ function show() {
     const button = element("button", "", { type: "button", class: one.name === best ? "guess" : "" });
     if (keys[number]) button.append(element("kbd", keys[number]), " ");
     button.append(element("bdi", one.name), ` ${one.labels}`);
+    button.dataset.name = one.name.toLocaleLowerCase();
     button.onclick = () => answer("label", one.name);
     return button;
   }));
+  $("find").hidden = state.classes.length <= keys.length; // otherwise every class has a key
+  filter();
   const forecast = state.forecast;
   $("accuracy").textContent = forecast ? `Cross-validated accuracy: ${percent(forecast.accuracy)} (90 % interval ` +
     `${percent(forecast.low)} to ${percent(forecast.high)}, ${forecast.images} labeled images).` : "";
-  $("advice").textContent = forecast ? forecast.advice : "";
+  $("advice").textContent = forecast ? forecast.advice : "Label more images, two or more of every class, to see how accurate the model is.";
   $("command").textContent = state.command;
 }
 
+function filter() { // shows the classes whose names contain what was typed
+  const part = $("class-part").value.trim().toLocaleLowerCase();
+  for (const button of $("choices").children) button.hidden = !button.dataset.name.includes(part);
+}
 function setMode(value) { mode = value; call("state"); }
 document.querySelectorAll("[data-mode]").forEach((node) => { node.onclick = () => setMode(node.dataset.mode); });
 $("none").onclick = () => answer("none");
@@ -103,6 +116,17 @@ $("new-class").onsubmit = (event) => {
   const place = state && state.mode === "one" && state.item ? state.item.place : null;
   if (name) call("class", { name, place }).then(() => { if ($("error").hidden) { $("class-name").value = ""; $("class-name").blur(); } });
 };
+$("class-part").oninput = filter;
+$("class-part").onkeydown = (event) => {
+  if (event.key !== "Enter" && event.key !== "Escape") return;
+  const shown = [...$("choices").children].filter((button) => !button.hidden);
+  const first = shown.find((button) => button.dataset.name === event.target.value.trim().toLocaleLowerCase()) || shown[0];
+  if (event.key === "Enter" && !first) return;
+  if (event.key === "Enter" && event.target.value.trim()) first.click();
+  event.target.value = "";
+  event.target.blur();
+  filter();
+};
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || !state) return;
   if (event.target.tagName === "INPUT") { if (event.key === "Escape") event.target.blur(); return; }
@@ -110,6 +134,7 @@ document.addEventListener("keydown", (event) => {
   if (onButton) return;
   const key = event.key.toLowerCase(), number = keys.indexOf(key);
   if (key === "n") { event.preventDefault(); $("class-name").focus(); }
+  else if (key === "/") { event.preventDefault(); $("class-part").focus(); }
   else if (key === "g") setMode(mode === "group" ? "one" : "group");
   else if (key === "c") setMode(mode === "check" ? "one" : "check");
   else if (key === "u" || key === "backspace") $("undo").click();

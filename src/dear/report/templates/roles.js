@@ -45,7 +45,7 @@
     make("p", `Such a head ${head.kind}.`, panel);
     const facts = [];
     if (head.entropy !== null) facts.push(`Concept Entropy ${head.entropy.toFixed(2)} bits`);
-    if (head.explained !== null) facts.push(`its phrases explain ${(100 * head.explained).toFixed(0)}% of its variance`);
+    if (head.phrases.length && head.explained !== null) facts.push(`its phrases explain ${(100 * head.explained).toFixed(0)}% of its variance`);
     if (facts.length) make("p", facts.join("; "), panel, { class: "soft" });
     for (const [concept, share, color] of head.shares) {
       const bar = make("div", null, panel, { class: "bar" });
@@ -54,16 +54,17 @@
       make("i", null, level, { style: `width:${100 * share}%;background:${color}` });
       make("span", `${(100 * share).toFixed(0)}%`, bar);
     }
-    const first = head.entropy === null ? "Its phrases" : "Its phrases, the strongest first";
-    make("h3", head.phrases.length ? first : "No phrases are known for this head", panel);
-    const list = make("ol", null, panel);
-    for (const phrase of head.phrases) make("li", phrase, list);
+    if (head.phrases.length) {
+      make("h3", head.entropy === null ? "Its phrases" : "Its phrases, the strongest first", panel);
+      const list = make("ol", null, panel);
+      for (const phrase of head.phrases) make("li", phrase, list);
+    }
     if (head.most) {
       const along = head.along === null ? "its strongest direction" : `“${head.along}”`;
       const pair = make("div", null, panel, { class: "two" });
       strip(`Images it pushes most toward ${along}`, head.most, pair);
       strip("Images it pushes away from it", head.least, pair);
-      make("p", "Below each image: where the head looks; what it passes over is dark.", panel, { class: "soft" });
+      make("p", "Below each image: where the head looks; the rest is dark.", panel, { class: "soft" });
     }
   };
   const width = Number(document.querySelector(".dear-map table").dataset.heads);

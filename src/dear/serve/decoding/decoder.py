@@ -113,8 +113,8 @@ class Decoder:
         try:
             return [one if isinstance(one, Refused) else await one for one in pending]
         finally:
-            begun = [task.began for task in tasks if task.began is not None]
-            add_split("decode_wait", "decode", since, min(begun, default=None))
+            starts = [task.began for task in tasks if task.began is not None]
+            add_split("decode_wait", "decode", since, min(starts, default=None))
             for one in pending:  # of a request that was given up
                 if not isinstance(one, Refused):
                     one.cancel()

@@ -11,6 +11,7 @@ from PIL import Image
 from dear.errors import InputError
 from dear.images import jpeg
 from dear.images.headers import read_header
+from dear.images.open import describe_non_image
 from dear.images.views import FORMATS, Size, Source, open_image, side_of, view_pixels
 from dear.serve.errors import Refused
 from dear.serve.settings import Limits
@@ -18,14 +19,16 @@ from dear.serve.settings import Limits
 # A JPEG may be decoded at a scale that leaves at least this many times the wanted side. Features then stay
 # within a cosine distance of 2e-4 of those of the whole decoding (benchmarks/serve.py draft).
 REDUCED = 4
-_SIGNATURES = frozenset((b"\x89PNG", b"RIFF", b"GIF8", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"))
-_SHORT_SIGNATURES = frozenset((b"\xff\xd8", b"BM", *(b"P%d" % number for number in range(1, 8))))
+_SIGNATURES = frozenset(
+    (b"\x89PNG", b"RIFF", b"GIF8", b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+")
+)
+_SHORT_SIGNATURES = frozenset((b"\xff\xd8", b"BM", b"Pf", b"Py", *(b"P%d" % number for number in range(8))))
 _SMALL = 2_000_000  # pixels; such a JPEG file of one scan takes a moment
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a file costs to decode, as its header says."""
+    """What a file costs to decode, according to its header."""
 
     pixels: int  #: to decode; scans beyond the usual number count again
     known: bool = True  #: whether the header could be read
@@ -44,15 +47,20 @@ class Decoding:
     def cost(self, content: bytes) -> Cost:
         """What a file costs to decode. Headers may be long: not called on the event loop.
 
-        A file without a signature of an image costs nothing: its decoder refuses it at once. One with a
-        signature whose header cannot be read may have as many pixels as are allowed.
+        A file without a signature of an image is refused, and a JPEG file without a frame. Any other file
+        whose header cannot be read may have as many pixels as are allowed.
         """
         most, plain = self.limits.pixels, jpeg.read_header(content) if jpeg.is_jpeg(content) else None
         if plain is not None and plain.plain and plain.width * plain.height <= min(_SMALL, most):
             return Cost(plain.width * plain.height, quick=True)
         header = read_header(content)
         if header is None:
-            return Cost(most if has_signature(content) else 0, known=False)
+            if not has_signature(content):
+                return Cost(0, refusal=Refused(400, describe_non_image(content)))
+            if jpeg.is_jpeg(content):
+                reason = f"has no image within its first {jpeg.MAX_SEGMENTS:,} segments; save it anew"
+                return Cost(0, refusal=Refused(400, reason))
+            return Cost(most, known=False)
         size = f"{header.width} x {header.height} pixels"
         if header.pixels > most:
             return Cost(0, refusal=Refused(413, f"an image may have at most {most:,} pixels, got {size}"))
@@ -75,7 +83,7 @@ class Decoding:
             raise Refused(413, "takes too much memory to decode; make it smaller") from None
 
     def _checked(self, content: bytes, most_pixels: int) -> Source:
-        """The file, or an image at a reduced scale; refused where it is larger than its header said."""
+        """The file, or an image at a reduced scale; refused where it is larger than its header states."""
         header = None if self.reduced else jpeg.read_header(content)
         if header is not None:
             _allow(header.width, header.height, most_pixels)
@@ -105,7 +113,7 @@ def has_signature(content: bytes) -> bool:
 
 def _allow(width: int, height: int, most_pixels: int) -> None:
     if width * height > most_pixels:
-        raise Refused(413, f"{width} x {height} pixels are more than its header says")
+        raise Refused(413, f"{width} x {height} pixels are more than its header states")
 
 
 def _reason(error: InputError) -> str:

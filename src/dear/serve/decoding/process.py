@@ -121,7 +121,7 @@ def _limit_memory(more: int) -> None:
         import resource
 
         with open("/proc/self/statm", encoding="ascii") as file:
-            own = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (own + more, own + more))
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + more, used + more))
     except (ImportError, OSError, ValueError):  # not on every system
         pass

@@ -61,9 +61,9 @@ class Worker:
         self._decoder = decoder
         self._how = decoder.how
         self.tasks: list[Task] = []
-        self.pid = 0  #: as the template says, which has seen no file
+        self.pid = 0  #: as sent by the template, which never reads a file
         self._handle = -1
-        self.ready = False  #: whether it has said that it can decode
+        self.ready = False  #: whether it has reported that it can decode
         self._heard = b""
         self._used = self._began = 0.0  # processor time until its last answer; when the files came
         self._timer: asyncio.TimerHandle | None = None
@@ -173,15 +173,15 @@ class Worker:
         """
         limits, waited = self._how.limits, time.monotonic() - self._began
         used, stopped = _state(self.pid)
-        left = limits.decode_seconds - (used - self._used)
-        if left <= 0:
+        remaining = limits.decode_seconds - (used - self._used)
+        if remaining <= 0:
             reason = f"takes longer than {limits.decode_seconds:g} seconds to decode; make it smaller"
             self._end(Refused(413, reason), again=len(self.tasks) > 1)  # which of several was it?
         elif stopped or waited >= limits.decode_wall_seconds:
             busy = Refused(503, "the service is too busy to decode it; try again", retry_after=1)
             self._end(busy, again=True)
         else:
-            wait = max(min(left, limits.decode_wall_seconds - waited), _LOOK_SECONDS)
+            wait = max(min(remaining, limits.decode_wall_seconds - waited), _LOOK_SECONDS)
             self._timer = self._decoder.loop.call_later(wait, self._look)
 
     def _end(self, reason: Refused, again: bool = False) -> None:

@@ -9,17 +9,17 @@ import gradio as gr
 from dear.heads.names import CONCEPTS
 from dear.studio.audit import Auditor, answers_html, audit_html
 from dear.studio.classify import open_uploads
-from dear.studio.parts import TabUpdate, Work, errors_as_output, visitor_of
-from dear.studio.state import StudioState
+from dear.studio.parts import Context, TabUpdate, Work, errors_as_output, visitor_of
 
-_HINT = "<p>Choose a concept; what goes with the labels, and what the model makes of it, appears here.</p>"
+_HINT = "<p>Does a concept predict the labels, and does the model use it? The evidence appears here.</p>"
 
 
-def audit_tab(state: StudioState) -> TabUpdate:
+def audit_tab(context: Context, tab: Any) -> TabUpdate:
     """Build the tab."""
+    state = context.state
     auditor, work, comparing = Auditor(state), Work(), Work()
-    with gr.Row(elem_id="audit-grid"):  # on narrow screens the evidence comes before the own images
-        with gr.Column(min_width=280):
+    with gr.Row():
+        with gr.Column(scale=2, min_width=280):
             concept = gr.Dropdown(
                 list(CONCEPTS),
                 value="Location",
@@ -27,19 +27,20 @@ def audit_tab(state: StudioState) -> TabUpdate:
                 label='Concept, or your own: "background: lab bench, outdoors"',
                 elem_id="audit-concept",
             )
-            data = gr.Textbox(
-                label="Training images: a folder, a table or world:NAME; empty: the images of the studio",
-                elem_id="audit-data",
-            )
             with gr.Row():
                 go = gr.Button("Audit", variant="primary", elem_id="audit-go")
                 work.button("audit")
-        with gr.Column(min_width=300, elem_id="audit-evidence"):
-            found = gr.HTML(_HINT, elem_id="audit-found", elem_classes=["dear-room"])
-        with gr.Column(min_width=280):
-            files = gr.File(label="Your own images", file_count="multiple", elem_id="audit-files")
-            without = gr.Checkbox(label="Answer them without the concept, too", elem_id="audit-without")
-            own = gr.HTML(elem_id="audit-answers")
+            with gr.Accordion("Your own images without the concept", open=False, elem_id="audit-own"):
+                files = gr.File(label="Images", file_count="multiple", height=130, elem_id="audit-files")
+                without = gr.Checkbox(True, label="Answer without the concept, too", elem_id="audit-without")
+                answers_box = gr.HTML(elem_id="audit-answers")
+            with gr.Accordion("Options", open=False):
+                data = gr.Textbox(
+                    label="Training images: a folder, a table, or world:NAME; empty: those of the model",
+                    elem_id="audit-data",
+                )
+        with gr.Column(scale=3, min_width=300):
+            evidence = gr.HTML(_HINT, elem_id="audit-found", elem_classes=["dear-room"])
 
     def run(
         name: str,
@@ -61,15 +62,17 @@ def audit_tab(state: StudioState) -> TabUpdate:
         if not paths:
             return [""]
         callback = comparing.callback(progress, visitor_of(request))
-        opened = open_uploads(paths)
-        return [answers_html(name, auditor.answers(opened, name, where or "", callback, ticked), ticked)]
+        images = open_uploads(paths)
+        return [answers_html(name, auditor.answers(images, name, where or "", callback, ticked), ticked)]
 
-    go.click(errors_as_output(run), [concept, data], [found], show_progress_on=[found], api_name="audit")
+    go.click(
+        errors_as_output(run), [concept, data], [evidence], show_progress_on=[evidence], api_name="audit"
+    )
     gr.on(
         [files.change, without.change, concept.change],
         errors_as_output(compare),
         [files, without, concept, data],
-        [own],
-        show_progress_on=[own],
+        [answers_box],
+        show_progress_on=[answers_box],
     )
-    return TabUpdate([found, own], lambda: [_HINT, ""])
+    return TabUpdate([evidence, answers_box], lambda: [_HINT, ""])

@@ -1,4 +1,4 @@
-"""The tab Classify: any images and any class names, and the panel Why."""
+"""The tab Classify: images, the answers next to them, and why."""
 
 from __future__ import annotations
 
@@ -7,67 +7,37 @@ from typing import Any
 import gradio as gr
 
 from dear.images.views import open_image
-from dear.report import figures
 from dear.runs.class_lists import format_class_list
 from dear.studio import classify
-from dear.studio.parts import (
-    Samples,
-    TabUpdate,
-    Work,
-    errors_as_output,
-    gallery_look,
-    plot_look,
-    visitor_of,
-)
+from dear.studio.parts import Context, TabUpdate, errors_as_output, gallery_look
 from dear.studio.state import StudioState
 
-_HINT = "<p>Choose images; the answers appear here.</p>"
+_HINT = "<p>Drop an image or click an example: the answer appears here.</p>"
 
 
-def classify_tab(state: StudioState, samples: Samples, version: Any) -> TabUpdate:
+def classify_tab(context: Context, tab: Any) -> TabUpdate:
     """Build the tab."""
-    work = Work()
+    state, samples = context.state, context.samples
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
-            files = gr.File(label="Drop images here", file_count="multiple", elem_id="classify-files")
-            with gr.Accordion("Camera", open=False):
-                camera = gr.Image(label="Camera", sources=["webcam"], type="pil", elem_id="classify-camera")
+            files = gr.File(label="Images", file_count="multiple", height=130, elem_id="classify-files")
+            go = gr.Button("Classify", variant="primary", elem_id="classify-go")
             example = gr.Gallery(
                 samples.shown(state.version),
-                label="… or click an example",
+                label="Examples",
                 allow_preview=False,
-                **gallery_look(6, "classify-examples"),
+                **gallery_look(8, "classify-examples"),
             )
-            names = gr.Textbox(
-                format_class_list(state.classes, "\n"),
-                label="Class names, one per line; +name adds to the trained ones",
-                lines=6,
-                max_lines=14,
-                elem_id="classify-names",
-            )
-            template = gr.Textbox(state.template, label="Prompt around a name", elem_id="classify-template")
-            refuse = gr.Slider(
-                0,
-                50,
-                0,
-                step=1,
-                label="“None of these”: percent of images of trained classes that may be refused (0: none)",
-                elem_id="classify-reject",
-            )
-            with gr.Row():
-                go = gr.Button("Classify", variant="primary", elem_id="classify-go")
-                work.button("classify")
+            with gr.Accordion("Options", open=False, elem_id="classify-options"):
+                names = gr.Textbox(elem_id="classify-names", lines=6, max_lines=14, **_names(state))
+                template = gr.Textbox(elem_id="classify-template", **_template(state))
+                refuse = gr.Slider(0, 50, step=1, elem_id="classify-reject", **_reject(state))
+                camera = gr.Image(label="Camera", sources=["webcam"], type="pil", elem_id="classify-camera")
         with gr.Column(scale=3, min_width=300):
             cards = gr.HTML(_HINT, elem_id="classify-answers", elem_classes=["dear-room"])
-            shares = gr.Plot(
-                label="What each attribute added to the decision",
-                visible=False,
-                **plot_look("classify-shares"),
-            )
-            source = gr.Markdown(elem_id="classify-source")
             first = gr.State([])  # the first image that was classified, for the panel
-            with gr.Accordion("Why?", open=False, elem_id="classify-why-panel"):
-                why = gr.Button("Why this answer for the first image?", elem_id="classify-why")
+            with gr.Accordion("Why this answer?", open=False, elem_id="classify-why-panel"):
+                why = gr.Button("Explain the first image", elem_id="classify-why")
                 with gr.Row():
                     phrase = gr.Textbox(
                         label="Where is …?", placeholder="wheels", max_lines=1, elem_id="classify-phrase"
@@ -76,72 +46,73 @@ def classify_tab(state: StudioState, samples: Samples, version: Any) -> TabUpdat
                 reason = gr.HTML("", elem_id="classify-reason", elem_classes=["dear-room"])
 
     def answer(
-        images: list[classify.Named],
-        complaints: list[str],
-        text: str,
-        prompt: str,
-        percent: float,
-        callback: Any,
+        images: list[classify.Named], complaints: list[str], text: str, prompt: str, percent: float
     ) -> list[Any]:
-        classes = classify.parse_classes(text, state.find_model(callback).classes)
-        reject = percent / 100 if percent else None
-        verdicts = classify.classify(state, images, classes, prompt, progress=callback, reject=reject)
-        trusted, advice = classify.which_to_trust(state.find_model(), classes)
-        rows = classify.share_rows(verdicts)
-        figure = gr.update(value=figures.decision_shares(rows) if rows else None, visible=bool(rows))
-        html = classify.verdicts_html(verdicts, trusted, advice, complaints)
-        return [html, figure, f"Adapted model: {state.source}.", images[:1]]
+        classes = classify.parse_classes(text, state.model.classes)
+        wanted = percent / 100 if percent else None
+        reject = wanted if classify.can_reject(state.model, classes) else None
+        verdicts = classify.classify(state, images, classes, prompt, reject=reject)
+        sentences = classify.notices(state.model, classes, wanted)
+        return [classify.verdicts_html(verdicts, sentences, complaints), images[:1], ""]
 
-    def run(
-        paths: list[str] | None,
-        photo: Any,
-        text: str,
-        prompt: str,
-        percent: float,
-        request: gr.Request,
-        progress: gr.Progress = gr.Progress(),  # noqa: B008
-    ) -> list[Any]:
+    def run(paths: list[str] | None, photo: Any, text: str, prompt: str, percent: float) -> list[Any]:
         shots = [] if photo is None else [("camera", open_image(photo))]
-        found, complaints = classify.readable_uploads(paths or []) if paths or not shots else ([], [])
-        callback = work.callback(progress, visitor_of(request))
-        return answer([*found, *shots], complaints, text, prompt, percent, callback)
+        images, complaints = classify.readable_uploads(paths or []) if paths or not shots else ([], [])
+        return answer([*images, *shots], complaints, text, prompt, percent)
 
-    def pick(
-        event: gr.SelectData,
-        text: str,
-        prompt: str,
-        percent: float,
-        seen: int,
-        request: gr.Request,
-        progress: gr.Progress = gr.Progress(),  # noqa: B008
-    ) -> list[Any]:
+    def pick(event: gr.SelectData, text: str, prompt: str, percent: float, seen: int) -> list[Any]:
         image, name = samples.at(seen)[event.index]
-        callback = work.callback(progress, visitor_of(request))
-        return answer([(name, image)], [], text, prompt, percent, callback)
+        return [*answer([(name, image)], [], text, prompt, percent), None]  # the example replaces files
 
     def explain(images: list[classify.Named], text: str, prompt: str) -> list[Any]:
-        classes = classify.parse_classes(text, state.find_model().classes)
+        classes = classify.parse_classes(text, state.model.classes)
         return [classify.why_html(state, images, classes, prompt)]
 
     def locate(images: list[classify.Named], words: str) -> list[Any]:
         return [classify.where_html(state, images, words)]
 
     def empty(problem: str) -> list[Any]:
-        return [problem, gr.update(value=None, visible=False), "", []]
+        return [problem, [], ""]
 
     def values() -> list[Any]:
-        return [
-            format_class_list(state.classes, "\n"),
-            state.template,
-            samples.shown(state.version),
-            *empty(_HINT),
-        ]
+        updates = [gr.update(**_names(state)), gr.update(**_template(state)), gr.update(**_reject(state))]
+        return [*updates, samples.shown(state.version), *empty(_HINT)]
 
-    outputs, options = [cards, shares, source, first], [names, template, refuse]
-    shown = {"show_progress_on": [cards]}
+    outputs, options = [cards, first, reason], [names, template, refuse]
+    shown: dict[str, Any] = {"show_progress_on": [cards]}
     classified = errors_as_output(run, empty)
-    go.click(classified, [files, camera, *options], outputs, api_name="classify", **shown)
-    example.select(errors_as_output(pick, empty), [*options, version], outputs, **shown)
+    gr.on(
+        [go.click, files.upload],
+        classified,
+        [files, camera, *options],
+        outputs,
+        api_name="classify",
+        **shown,
+    )
+    picked = errors_as_output(pick, lambda problem: [*empty(problem), None])
+    example.select(picked, [*options, context.version], [*outputs, files], **shown)
     why.click(errors_as_output(explain), [first, names, template], [reason], api_name="why")
     gr.on([where.click, phrase.submit], errors_as_output(locate), [first, phrase], [reason], api_name="where")
-    return TabUpdate([names, template, example, *outputs], values)
+    return TabUpdate([*options, example, *outputs], values)
+
+
+def _names(state: StudioState) -> dict[str, Any]:
+    """The class names; those of a method that learns its classes cannot be edited."""
+    free = state.model.method.open_classes
+    label = "Class names, one per line; +name adds one" if free else "Classes that the model learned"
+    return {"value": format_class_list(state.model.classes, "\n"), "label": label, "interactive": free}
+
+
+def _template(state: StudioState) -> dict[str, Any]:
+    """The prompt around a name, where class names can be edited."""
+    free = state.model.method.open_classes
+    return {"value": state.model.template, "label": "Prompt around a name", "visible": free}
+
+
+def _reject(state: StudioState) -> dict[str, Any]:
+    """The share of images that may be rejected, where the model can reject any."""
+    return {
+        "value": round(100 * classify.REJECT),
+        "label": "“None of these”: percent of images of trained classes that may be rejected (0: off)",
+        "visible": state.model.calibration is not None and not state.model.method.several,
+    }

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
 
 from dear.studio.classify import open_uploads
 from dear.studio.heads import HeadViewer, describe_html, first_key, galleries_html, map_html, parse_key
-from dear.studio.parts import Work, errors_as_output, visitor_of
-from dear.studio.state import StudioState, gallery_html
+from dear.studio.parts import Context, TabUpdate, Work, errors_as_output, visitor_of
+from dear.studio.state import gallery_html
 
 _CLICK = """
 element.addEventListener('click', (event) => {
@@ -32,14 +31,16 @@ element.addEventListener('keydown', (event) => {
 """
 
 
-def heads_tab(state: StudioState) -> tuple[Callable[..., list[Any]], list[Any]]:
-    """Build the tab. Returns the function that fills it, and its outputs."""
+_HINT = "<p>Loading the heads …</p>"
+
+
+def heads_tab(context: Context, tab: Any) -> TabUpdate:
+    """Build the tab. It is filled when it is opened, because roles may have to be discovered first."""
+    state = context.state
     viewer, work = HeadViewer(state), Work()
     chosen = gr.State("")
-    gr.Markdown(
-        "Each cell is one attention head. Choose one (mouse, or Tab and the arrow keys) to see what it does."
-    )
-    grid = gr.HTML("<p>Looking at the heads …</p>", js_on_load=_CLICK, elem_id="heads-map")
+    gr.Markdown("Each cell is one attention head. Click one, or use the arrow keys, to see what it does.")
+    grid = gr.HTML(_HINT, js_on_load=_CLICK, elem_id="heads-map")
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
             about = gr.HTML(elem_id="head-about", elem_classes=["dear-room"])
@@ -49,8 +50,8 @@ def heads_tab(state: StudioState) -> tuple[Callable[..., list[Any]], list[Any]]:
             seen = gr.HTML(elem_id="head-attention")
             with gr.Accordion("Images that activate it least", open=False):
                 least = gr.HTML(elem_id="head-least")
-    with gr.Accordion("Where does it look in my image?", open=False), gr.Row():
-        own = gr.File(label="An image", file_count="single", elem_id="look-file")
+    with gr.Accordion("Where does this head look in my image?", open=False), gr.Row():
+        upload = gr.File(label="Image", file_count="single", height=130, elem_id="look-file")
         looked = gr.HTML(elem_id="look-answer")
 
     def show(key_text: str, progress: Any, visitor: str) -> list[Any]:
@@ -60,7 +61,13 @@ def heads_tab(state: StudioState) -> tuple[Callable[..., list[Any]], list[Any]]:
         view = viewer.view(key, callback)
         return [f"{key[0]}-{key[1]}", describe_html(view), *galleries_html(view)]
 
-    def begin(request: gr.Request, progress: gr.Progress = gr.Progress()) -> list[Any]:  # noqa: B008 (gradio's way)
+    def fill(
+        key_text: str,
+        request: gr.Request,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008
+    ) -> list[Any]:
+        if key_text:  # the heads of this model are shown already
+            return [gr.skip()] * 6
         first = show("", progress, visitor_of(request))
         roles = state.find_roles()
         return [map_html(roles, parse_key(first[0], roles)), *first]
@@ -87,5 +94,12 @@ def heads_tab(state: StudioState) -> tuple[Callable[..., list[Any]], list[Any]]:
         outputs,
         show_progress_on=[about],
     )
-    gr.on([own.change, chosen.change], errors_as_output(look), [own, chosen], looked)
-    return errors_as_output(begin, lambda problem: [problem, "", "", "", "", ""]), [grid, *outputs]
+    gr.on([upload.change, chosen.change], errors_as_output(look), [upload, chosen], looked)
+    filled = tab.select(
+        errors_as_output(fill, lambda problem: [problem, "", "", "", "", ""]),
+        chosen,
+        [grid, *outputs],
+        show_progress_on=[grid],
+        api_name="heads",
+    )
+    return TabUpdate([grid, *outputs], lambda: [_HINT, "", "", "", "", ""], (filled,))

@@ -58,6 +58,12 @@ class Association:
     #: (class, value, gap) where nearly all images of one class have a value that hardly any other image has
     #: and that the class name does not imply; None: there is none
     one_class: tuple[int, int, float] | None = None
+    label: str = ""  #: of several labels: the one that is compared with its absence; else empty
+
+    @property
+    def name(self) -> str:
+        """The concept, after the label that it is associated with."""
+        return f"{self.label}: {self.concept}" if self.label else self.concept
 
     @property
     def excess(self) -> float:
@@ -273,9 +279,9 @@ def judge(
     classes: Sequence[str] = (),
 ) -> ConceptFinding:
     """The verdict on one of `concepts` concepts of an audit, and its sentence."""
-    certain = association.p_value * concepts <= FALSE_ALARM_RATE  # Bonferroni
-    verdict = _verdict(association, reliance, certain)
-    sentence = _sentence(verdict, association, reliance, certain, classes)
+    limit = FALSE_ALARM_RATE / concepts  # Bonferroni
+    verdict = _verdict(association, reliance, association.p_value <= limit)
+    sentence = _sentence(verdict, association, reliance, limit, classes)
     return ConceptFinding(association, reliance, tuple(heads), verdict, sentence)
 
 
@@ -290,16 +296,17 @@ def _verdict(association: Association, reliance: Reliance | None, certain: bool)
 
 
 def _sentence(
-    verdict: str, association: Association, reliance: Reliance | None, certain: bool, classes: Sequence[str]
+    verdict: str, association: Association, reliance: Reliance | None, limit: float, classes: Sequence[str]
 ) -> str:
-    name, figures = association.concept, association.figures
+    name, figures = association.name, association.figures
     if verdict == NOT_ASSOCIATED:
-        if certain:
+        if association.p_value <= limit:
             return f"{name} is not counted as associated with the labels: {figures}."
         return (
-            f"{name} is not associated with the labels: normalized mutual information "
-            f"{association.information:.2f}, {association.expected:.2f} for shuffled labels "
-            f"(p = {association.p_value:.3f})."
+            f"{name} is not counted as associated with the labels: normalized mutual information "
+            f"{association.information:.2f}, shuffled labels reach {association.expected:.2f} "
+            f"(p = {association.p_value:.3f}; at most {limit:.3f} is required, because several concepts are "
+            "tested)."
         )
     if verdict == CLASS_DEFINING:
         return (
@@ -344,7 +351,8 @@ def explain_away(
     suspects = [one for one in findings if one.verdict in SUSPECTED]
     suspects.sort(key=lambda one: -one.association.excess)
     changed: dict[str, ConceptFinding] = {}
-    strong: list[ConceptFinding] = []
+    # What defines a label is shared by all its images, so other concepts may be associated through it alone.
+    strong = [one for one in findings if one.association.label and one.verdict == CLASS_DEFINING]
     for one in suspects:
         for other in strong:
             added = _excess(one.association.values, labels, other.association.values, seed)

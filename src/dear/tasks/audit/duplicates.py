@@ -38,25 +38,25 @@ def near_duplicates(
     `features` [n, E] of both sets find what hashes do not. Within one set of images with `labels`, only pairs
     of different classes are listed.
     """
-    found: dict[tuple[int, int], Duplicate] = {}
+    pairs: dict[tuple[int, int], Duplicate] = {}
     for rows, columns, apart in matching_pairs(prints, other, progress):
         for first, second, difference in zip(rows.tolist(), columns.tolist(), apart.tolist(), strict=True):
-            found[first, second] = Duplicate(first, second, "copy", difference)
+            pairs[first, second] = Duplicate(first, second, "copy", difference)
     if features is not None:
         second_small = (prints if other is None else other).small
         for first, second in _alike(*features, within=other is None):
             step = prints.small[first].astype(np.float64) - second_small[second]
             pair = Duplicate(first, second, "alike", float(np.sqrt((step**2).mean())))
-            found.setdefault((first, second), pair)
-    listed = [one for one in found.values() if labels is None or labels[one.first] != labels[one.second]]
+            pairs.setdefault((first, second), pair)
+    listed = [one for one in pairs.values() if labels is None or labels[one.first] != labels[one.second]]
     return sorted(listed, key=lambda one: (one.kind != "copy", one.difference, one.first, one.second))
 
 
 def _alike(first: Floats, second: Floats, within: bool) -> Iterator[tuple[int, int]]:
     """Pairs of places whose centered features [n, E] and [m, E] nearly agree; `within` one set each once."""
-    own, others = _unit(first), _unit(second)
-    for start in range(0, len(own), _ROWS):
-        rows, columns = np.nonzero(own[start : start + _ROWS] @ others.T >= COSINE)
+    unit_first, others = _unit(first), _unit(second)
+    for start in range(0, len(unit_first), _ROWS):
+        rows, columns = np.nonzero(unit_first[start : start + _ROWS] @ others.T >= COSINE)
         for row, column in zip((rows + start).tolist(), columns.tolist(), strict=True):
             if not within or row < column:
                 yield row, column
@@ -64,5 +64,5 @@ def _alike(first: Floats, second: Floats, within: bool) -> Iterator[tuple[int, i
 
 def _unit(features: Floats) -> Floats:
     centered = features - features.mean(axis=0)
-    found: Floats = centered / np.maximum(np.linalg.norm(centered, axis=1, keepdims=True), 1e-12)
-    return found
+    unit: Floats = centered / np.maximum(np.linalg.norm(centered, axis=1, keepdims=True), 1e-12)
+    return unit

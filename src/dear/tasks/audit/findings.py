@@ -106,8 +106,8 @@ class ConceptFinding:
 
     @property
     def name(self) -> str:
-        """The concept."""
-        return self.association.concept
+        """The concept, after the label that it is associated with where images have several."""
+        return self.association.name
 
     @property
     def title(self) -> str:
@@ -121,8 +121,8 @@ class ConceptFinding:
 
     @property
     def removable(self) -> str:
-        """What `--without` takes to remove it."""
-        return self.name.lower()
+        """What `--without` takes to remove it; empty: images have several labels, which it does not take."""
+        return "" if self.association.label else self.name.lower()
 
     @property
     def strength(self) -> float:

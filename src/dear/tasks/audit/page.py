@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from dear.data.images import ImageSet, values_of
+from dear.data.images import ImageSet, label_text, values_of
 from dear.errors import UsageError
 from dear.report.headmap import HeadMap, head_map
 from dear.report.page import Table, Thumbnail, percent, render, thumbnail
 from dear.shortcuts.find import Shortcut
 from dear.tasks.audit.findings import ConceptFinding, Finding, PropertyFinding
+from dear.tasks.audit.labels import label_view, members
 from dear.tasks.audit.task import Audit
 from dear.tasks.explain.explainer import Explainer
+from dear.tasks.explain.explanation import Explanation, Explanations
 from dear.utils.files import PathLike, write_atomic
 from dear.utils.notices import note
 from dear.utils.progress import Progress
@@ -63,26 +65,26 @@ def _write_explanations(audit: Audit, out: PathLike, progress: Progress) -> dict
     The page has the name of the audit's with `-why` added.
     """
     chosen = {
-        one.name: places
+        one: places
         for one in audit.concepts
         if one.suspected and (places := audit.changed_places(one)[:_EXPLAINED])
     }
     if audit.model is None or not chosen:
         return {}
     images = audit.held_out or audit.images
-    places = [place for each in chosen.values() for place in each]
+    page = Path(out).with_name(f"{Path(out).stem}-why.html")
+    links: dict[str, str] = {}
+    items: list[Explanation] = []
     try:
         explainer = Explainer(audit.model, audit.images, audit.roles, progress=progress)
-        explained = explainer.explain(images.subset(places), progress=progress)
+        for one, places in chosen.items():
+            links[one.name] = f"{page.name}#image-{len(items) + 1}"
+            label = one.association.label or None
+            items += explainer.explain(images.subset(places), label, progress=progress)
     except UsageError as error:
         note(f"no page of explanations: {error}")
         return {}
-    page = Path(out).with_name(f"{Path(out).stem}-why.html")
-    explained.write_page(page)
-    links, first = {}, 1
-    for name, each in chosen.items():
-        links[name] = f"{page.name}#image-{first}"
-        first += len(each)
+    Explanations(tuple(items), explainer.method.title, explainer.notes()).write_page(page)
     return links
 
 
@@ -183,14 +185,14 @@ class AuditPage:
         """Images of the class with the clearest values, and the other images nearest to them."""
         images, shortcut = self.audit.images, one.shortcut
         assert self.audit.check is not None
-        labels = np.asarray(images.labels)
-        members, others = np.flatnonzero(labels == shortcut.label), np.flatnonzero(labels != shortcut.label)
+        has = members(images, shortcut.label).numpy()
+        in_class, others = np.flatnonzero(has), np.flatnonzero(~has)
         column = self.audit.check.measured.find_column(shortcut.name)
         if shortcut.values is not None and column is not None:
             sign = 1 if shortcut.values[0] >= shortcut.values[1] else -1
-            members = members[np.argsort(-sign * column[members])]
+            in_class = in_class[np.argsort(-sign * column[in_class])]
             others = others[np.argsort(-sign * column[others])]
-        shown = {f"{shortcut.class_name}, clearest first": members}
+        shown = {f"{shortcut.class_name}, clearest first": in_class}
         if shortcut.mark is None:
             shown["Other images that come nearest"] = others
         return {
@@ -205,13 +207,13 @@ class AuditPage:
         order = [value for value in order if int(about.table[:, value].sum()) > 0]
         rows = [
             (name, *(str(int(about.table[label, value])) for value in order))
-            for label, name in enumerate(self.audit.images.classes)
+            for label, name in enumerate(_view(self.audit.images, one).classes)
         ]
         return Table(("class", *(about.words[value] for value in order)), tuple(rows))
 
     def concept_images(self, one: ConceptFinding) -> dict[str, tuple[Thumbnail, ...]]:
         """Some images of every class: those with its usual value first, then the others."""
-        images, about, galleries = self.audit.images, one.association, {}
+        images, about, galleries = _view(self.audit.images, one), one.association, {}
         groups = values_of(images)
 
         def small(index: int, name: str) -> Thumbnail:
@@ -234,15 +236,12 @@ class AuditPage:
 
     def changed(self, one: ConceptFinding) -> tuple[Thumbnail, ...]:
         """Images whose answer changes without the concept, with both answers."""
-        audit, shown = self.audit, []
-        if audit.model is None or audit.answers is None:
-            return ()
+        audit, shown, answers = self.audit, [], self.audit.answer_words(one)
         images = audit.held_out or audit.images
         for index in sorted(audit.changed_places(one))[: 2 * _IMAGES]:
-            truth = images.classes[int(images.labels[index])]
+            truth, *both = answers[index]
             lines = [("name", truth)]
-            for words, answers in (("with:", audit.answers), ("without:", audit.without[one.name])):
-                answer = audit.model.classes[int(answers[index])]
+            for words, answer in zip(("with:", "without:"), both, strict=True):
                 lines.append(("right" if answer == truth else "wrong", f"{words} {answer}"))
             shown.append(Thumbnail(thumbnail(images.image(index)), truth, tuple(lines)))
         return tuple(shown)
@@ -259,12 +258,19 @@ class AuditPage:
         if not one.heads:
             return "No head of the role map has this role."
         names = ", ".join(f"layer {layer} head {head}" for layer, head in one.heads)
-        return f"{len(one.heads)} heads have the role {one.name}: {names}. The others are gray."
+        concept = one.association.concept
+        return f"{len(one.heads)} heads have the role {concept}: {names}. The others are gray."
+
+
+def _view(images: ImageSet, one: ConceptFinding) -> ImageSet:
+    """The images with the labels that a finding is about."""
+    label = one.association.label
+    return label_view(images, images.classes.index(label)) if label else images
 
 
 def _small(images: ImageSet, place: int) -> Thumbnail:
     """The whole image on a square: a gallery would cut off corners, where frames and stamps are."""
-    name = images.classes[int(images.labels[place])]
+    name = label_text(images, place)
     image = images.image(place)
     square = ImageOps.pad(image, (max(image.size),) * 2, color=(225, 225, 225))
     return Thumbnail(thumbnail(square), name, (("name", name),))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dear.data.duplicates import read_prints
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, targets_of
 from dear.runs.model import Model
 from dear.shortcuts.causal import MORE_IMAGES, EditTest, causal_test, edited_set
 from dear.shortcuts.find import FEWEST, Search, Shortcut, search_properties
 from dear.shortcuts.properties import Measured, measure
 from dear.tasks.audit.duplicates import near_duplicates
+from dear.tasks.audit.labels import label_answers, label_set_numbers, label_view, members, search_labels
 from dear.utils.progress import Progress
 
 TESTED = 10  #: findings that are tested by edits, those with the highest scores
@@ -72,7 +73,7 @@ def check_properties(images: ImageSet, held_out: ImageSet | None, progress: Prog
     Copies of training images among the test images, and of images of one class in another, are listed.
     """
     measured = measure(images, progress)
-    labels = images.labels.tolist()
+    labels = label_set_numbers(images)
     pairs = [
         Pair(images.key(one.first), images.key(one.second), "two classes", one.kind)
         for one in near_duplicates(measured.prints, labels=labels, progress=progress)
@@ -87,9 +88,12 @@ def check_properties(images: ImageSet, held_out: ImageSet | None, progress: Prog
             )
             for one in near_duplicates(measured.prints, prints, progress=progress)
         ]
-    counts = np.bincount(labels, minlength=len(images.classes))
+    counts = [int(members(images, label).sum()) for label in range(len(images.classes))]
     few = tuple(name for name, count in zip(images.classes, counts, strict=True) if count < FEWEST)
-    search = search_properties(measured, labels, images.classes)
+    if targets_of(images) is not None:
+        search = search_labels(measured, images)
+    else:
+        search = search_properties(measured, labels, images.classes)
     return ImageCheck(measured, search, tuple(pairs), few, compared)
 
 
@@ -108,10 +112,17 @@ def edit_tests(
     results: dict[str, EditTest] = {}
     tested = [one for one in shortcuts if one.kind][:TESTED]
     predict = label_predictor(model, images.classes, mode)
-    for number, one in enumerate(tested):
-        test = causal_test(edited_set(one, held_out, images), predict)
-        if test.uncertain and test.images < int((held_out.labels != one.label).sum()):
-            test = causal_test(edited_set(one, held_out, images, MORE_IMAGES), predict)
+    for number, shortcut in enumerate(tested):
+        one = shortcut
+        if targets_of(images) is not None:  # of several labels this one counts
+            views = label_view(held_out, one.label), label_view(images, one.label)
+            predict = label_answers(model, one.class_name, mode)
+            one = replace(one, label=0)
+        else:
+            views = held_out, images
+        test = causal_test(edited_set(one, *views), predict)
+        if test.uncertain and test.images < int((views[0].labels != one.label).sum()):
+            test = causal_test(edited_set(one, *views, MORE_IMAGES), predict)
         results[one.class_name] = test
         progress("edits", number + 1, len(tested))
     return results

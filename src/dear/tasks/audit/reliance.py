@@ -10,11 +10,12 @@ from torch import Tensor
 
 from dear.data.images import ImageSet, even_subset, group_names
 from dear.heads.ablate import Collected, collect
-from dear.methods.base import Method
+from dear.methods.frozen import Frozen
 from dear.runs.evaluate import Evaluation
 from dear.runs.model import Model
 from dear.shortcuts.removal import Repair
 from dear.tasks.audit.concepts import Reliance, reliance
+from dear.tasks.audit.labels import members
 from dear.utils.progress import Progress
 
 HELD_OUT = 300  #: held-out images at most
@@ -34,15 +35,17 @@ class HeldOutScores:
 
     @classmethod
     def of(
-        cls, method: Method, images: ImageSet, layers: Sequence[int], mode: str | None, progress: Progress
+        cls, model: Model, images: ImageSet, layers: Sequence[int], mode: str | None, progress: Progress
     ) -> HeldOutScores:
         """Run the model on the images, or on an even part of many."""
-        quick = method.cut == "feature" and method.clip.correction is None and not method.clip.focus
+        method = model.method
+        quick = method.cut == "feature" and method.clip.correction is None and not method.focus
         images = even_subset(images, HELD_OUT if quick else INSIDE)
-        model, labels = Model(method).for_labels(images)
+        model, labels = (model if method.several else Model(method)).for_labels(images)
         mode = model.pick_mode(mode)
         if not quick:
-            return cls(model, images, labels, model.logits(images, progress=progress)[mode], None, mode)
+            scores = _above_limits(model, model.logits(images, progress=progress)[mode], mode)
+            return cls(model, images, labels, scores, None, mode)
         collected = collect(
             method.clip, images, layers, progress=lambda done: progress("held-out images", done, len(images))
         )
@@ -55,25 +58,45 @@ class HeldOutScores:
 
     @property
     def answers(self) -> Tensor:
-        """The model's answers [m]."""
-        return self.scores.argmax(dim=1)
+        """The model's answers [m]; of several labels whether each is answered, bool [m, C]."""
+        return self.scores >= 0 if self.model.method.several else self.scores.argmax(dim=1)
 
-    def without(self, ways: Mapping[str, Repair]) -> tuple[Reliance, Tensor, Repair]:
-        """The way to remove a concept with the largest effect: reliance, answers without it, removal."""
-        effects = []
+    def scores_without(self, ways: Mapping[str, Repair]) -> dict[str, Tensor]:
+        """Scores [m, C] with a concept removed, in each way."""
+        scores = {}
         for way, repair in ways.items():
             if way == "leace":
                 continue
             if self.collected is not None:
-                scores = _from_features(self.model, repair.apply(self.collected), self.mode)
+                scores[way] = _from_features(self.model, repair.apply(self.collected), self.mode)
             else:
-                scores = without(self.model, repair).logits(self.images)[self.mode]
-            effects.append((reliance(self.scores, scores, self.labels, way), scores.argmax(dim=1), repair))
-        return max(effects, key=lambda effect: max(effect[0].lost, effect[0].changed))
+                logits = without(self.model, repair).logits(self.images)[self.mode]
+                scores[way] = _above_limits(self.model, logits, self.mode)
+        return scores
+
+    def effect(self, scores: Mapping[str, Tensor], label: str = "") -> tuple[str, Reliance, Tensor]:
+        """The way to remove a concept with the largest effect, the reliance, and the answers without it [m].
+
+        Of several labels: on the answers about one, for images that have it or are answered with it.
+        """
+        effects = []
+        for way, after in scores.items():
+            if not label:
+                effects.append((way, reliance(self.scores, after, self.labels, way), after.argmax(dim=1)))
+                continue
+            column = self.model.classes.index(label)
+            has = members(self.images, self.images.classes.index(label))
+            rows = has | self.answers[:, column]
+            before, now = (_with_zero(each[rows, column]) for each in (self.scores, after))
+            used = reliance(before, now, (~has[rows]).long(), way)
+            effects.append((way, used, after[:, column] >= 0))
+        return max(effects, key=lambda effect: max(effect[1].lost, effect[1].changed))
 
     @property
     def worst_group(self) -> tuple[str, float] | None:
         """The group of class and value with the lowest accuracy; None where no values are known."""
+        if self.model.method.several:
+            return None
         groups = Evaluation(
             self.model.classes, self.labels, {self.mode: self.answers}, {}, groups=group_names(self.images)
         ).per_group()
@@ -82,7 +105,21 @@ class HeldOutScores:
 
 @torch.no_grad()
 def _from_features(model: Model, features: Tensor, mode: str) -> Tensor:
-    return model.method.logits_from_frozen((features.to(model.clip.device),))[mode].float().cpu()
+    logits = model.method.logits_from_frozen(Frozen(features.to(model.clip.device)))[mode].float().cpu()
+    return _above_limits(model, logits, mode)
+
+
+def _above_limits(model: Model, logits: Tensor, mode: str) -> Tensor:
+    """Logits [m, C]; of several labels calibrated, above the logit from which an image has the label."""
+    if not model.method.several:
+        return logits
+    scale = model.scale
+    return scale.calibrated(logits, mode) - scale.limits(mode).clamp(1e-6, 1 - 1e-6).logit()
+
+
+def _with_zero(scores: Tensor) -> Tensor:
+    """Scores [m] of a label compared with its absence, [m, 2]."""
+    return torch.stack([scores, torch.zeros_like(scores)], dim=1)
 
 
 def without(model: Model, repair: Repair) -> Model:

@@ -6,6 +6,7 @@ held-out images only: its answers for training images do not show what it relies
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import time
@@ -20,8 +21,8 @@ from torch import Tensor
 
 from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
-from dear.data.images import FileImages, ImageSet, ListedImages
-from dear.data.open import open_data, open_folder
+from dear.data.images import FileImages, ImageSet, ListedImages, targets_of
+from dear.data.open import HELD_OUT_SPLIT, open_data, open_folder
 from dear.data.shots import few_shot
 from dear.errors import DataError, UsageError
 from dear.heads.ablate import Collected, collect
@@ -31,18 +32,29 @@ from dear.images.names import find_images
 from dear.methods.base import Method
 from dear.runs.images import run_images, training_images
 from dear.runs.model import Model
+from dear.shortcuts.find import FEWEST
 from dear.shortcuts.removal import Repair
 from dear.shortcuts.without import role_map, ways_to_remove
-from dear.tasks.audit.concepts import Association, associate, explain_away, judge
+from dear.tasks.audit.concepts import (
+    FALSE_ALARM_RATE,
+    PERMUTATIONS,
+    Association,
+    associate,
+    explain_away,
+    judge,
+)
 from dear.tasks.audit.findings import (
     ASSOCIATED,
+    NOT_ASSOCIATED,
     ConceptFinding,
     Finding,
     PropertyFinding,
     sort_findings,
 )
+from dear.tasks.audit.labels import label_view, members, rest_texts, scored_labels
 from dear.tasks.audit.photos import ImageCheck, check_properties, edit_tests
 from dear.tasks.audit.reliance import HELD_OUT, INSIDE, HeldOutScores
+from dear.tasks.explain.explanation import label_or_not
 from dear.utils.files import PathLike
 from dear.utils.notices import note
 from dear.utils.progress import Progress, silent
@@ -62,8 +74,10 @@ class Audit:
     model: Model | None = None  #: the tested model; None for data alone
     roles: RoleMap | None = None  #: the role map, where there is one
     held_out: ImageSet | None = None  #: test images of the model; None: it was tested on the audited images
-    answers: Tensor | None = None  #: the model's answers [m] for the test images
-    without: Mapping[str, Tensor] = field(default_factory=dict)  #: per concept, the answers [m] without it
+    #: the model's answers [m] for the test images; of several labels bool [m, C]
+    answers: Tensor | None = None
+    #: per concept finding, the answers [m] without it; of several labels whether its label is answered
+    without: Mapping[str, Tensor] = field(default_factory=dict)
     removals: Mapping[str, Repair] = field(default_factory=dict)  #: per concept, the removal behind `without`
     #: name and accuracy of the worst group of class and value among held-out images, where values are known
     worst_group: tuple[str, float] | None = None
@@ -71,6 +85,9 @@ class Audit:
     run: str | None = None  #: the run and the data by name, for `next_steps`
     data: str | None = None
     backbone: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Audit({len(self.images)} images, {len(self.findings)} findings: {self.verdict})"
 
     @property
     def concepts(self) -> tuple[ConceptFinding, ...]:
@@ -94,7 +111,9 @@ class Audit:
         if self.model is not None:
             return f"Suspected shortcuts: {names}." if names else "No shortcut is suspected."
         if names:
-            return f"Associated with the labels: {names}. A model trained on these images may rely on it."
+            several = len(self.suspects) > 1
+            what, them = ("shortcuts", "them") if several else ("shortcut", "it")
+            return f"Possible {what}: {names}. A model trained on these images may rely on {them}."
         return "No image property or concept is suspiciously associated with the labels."
 
     @property
@@ -158,36 +177,46 @@ class Audit:
 
     def _issues(self) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = []
-        classes, labels = self.images.classes, self.images.labels.tolist()
         for one in self.properties:
             values = None if self.check is None else self.check.measured.find_column(one.shortcut.name)
             rows += [
-                (self.images.key(place), classes[label], "property", one.name,
+                (self.images.key(place), one.shortcut.class_name, "property", one.name,
                  "" if values is None else float(values[place]))
-                for place, label in enumerate(labels)
-                if label == one.shortcut.label
+                for place in members(self.images, one.shortcut.label).nonzero()[:, 0].tolist()
             ]  # fmt: skip
         for pair in () if self.check is None else self.check.duplicates:
             rows.append((pair.first, "", "near duplicate", pair.where, pair.second))
         for concept in self.concepts:
+            images, words = self.held_out or self.images, self.answer_words(concept)
             for place in self.changed_places(concept) if concept.suspected else ():
-                assert self.model is not None
-                images = self.held_out or self.images
-                answer = self.model.classes[int(self.without[concept.name][place])]
-                truth = images.classes[int(images.labels[place])]
+                truth, _, answer = words[place]
                 rows.append((images.key(place), truth, "answer changes without", concept.name, answer))
         return rows
 
     def changed_places(self, finding: ConceptFinding) -> list[int]:
         """Indices of the tested images whose answer changes without a concept, wrong answers first."""
-        after = self.without.get(finding.name)
+        words = self.answer_words(finding)
+        changed = [place for place, (_, before, after) in enumerate(words) if before != after]
+        return sorted(changed, key=lambda place: words[place][1] == words[place][0])
+
+    def answer_words(self, finding: ConceptFinding) -> list[tuple[str, str, str]]:
+        """Truth, answer, and answer without a concept of each tested image; empty where it was not tested.
+
+        Of several labels, they say whether the image has the label of the finding.
+        """
+        after, label = self.without.get(finding.name), finding.association.label
         if after is None or self.answers is None or self.model is None:
             return []
         images = self.held_out or self.images
-        truth = [images.classes[label] for label in images.labels.tolist()]
-        answers = [self.model.classes[label] for label in self.answers.tolist()]
-        changed: list[int] = (after != self.answers).nonzero().flatten().tolist()
-        return sorted(changed, key=lambda place: answers[place] == truth[place])
+        if label:
+            column = self.model.classes.index(label)
+            parts = (members(images, images.classes.index(label)), self.answers[:, column], after)
+            columns = [[label_or_not(label, has) for has in part.tolist()] for part in parts]
+        else:
+            truth = [images.classes[each] for each in images.labels.tolist()]
+            both = [[self.model.classes[each] for each in part.tolist()] for part in (self.answers, after)]
+            columns = [truth, *both]
+        return list(zip(*columns, strict=True))
 
     def write_page(self, path: PathLike, progress: Progress | None = None) -> None:
         """Write the page with the evidence; for a model also a second page that explains changed answers."""
@@ -269,10 +298,18 @@ def audit(
     model = None if run is None else Model.of(run, backbone, pick_device(device))
     images, tests = _open(model, data, split, data_root, template)
     held_out = tests if held_out is None else held_out
+    if model is not None and model.method.several != (targets_of(images) is not None):
+        kinds = ("one label per image", "several labels per image")
+        expected, actual = kinds[int(model.method.several)], kinds[int(targets_of(images) is not None)]
+        raise DataError(
+            f"{images.name}: has {actual}, but the model answers with {expected}; name other images"
+        )
     if shots:
         images = few_shot(images, shots, seed)
-    if len(images.classes) < 2:
+    if len(images.classes) < 2 and targets_of(images) is None:
         raise UsageError(f"{images.name}: has one class; an audit needs at least two")
+    if targets_of(images) is not None and not scored_labels(images):
+        raise DataError(f"{images.name}: no label is on {FEWEST} images and missing on {FEWEST}; add images")
     settings = _Settings(concepts, _open_examples(folders), roles, seed, mode, properties)
     if model is None and backbone is None and not _is_world(images):
         if concepts or folders:
@@ -317,7 +354,7 @@ def _open(
             return images, None
         open_tests = partial(open_data, data, root=data_root, template=template)
     try:
-        tests = open_tests(split="test")
+        tests = open_tests(split=HELD_OUT_SPLIT)
     except DataError:
         if model is not None:
             note(f"{images.name}: has no test images; the model is tested on the audited images")
@@ -339,24 +376,32 @@ def _audit_concepts(
     collected = collect(clip, images, layers, progress=lambda done: progress("images", done, len(images)))
     tested = None
     if model is not None:
-        tested = HeldOutScores.of(model.method, held_out or images, layers, settings.mode, progress)
+        tested = HeldOutScores.of(model, held_out or images, layers, settings.mode, progress)
     measured = _associations(clip, images, collected, settings)
+    tests = sum(len(associations) for _, associations, _ in measured)
     findings, without, removals = list[ConceptFinding](), dict[str, Tensor](), dict[str, Repair]()
-    for number, (concept, association, _) in enumerate(measured):
+    for number, (concept, associations, _) in enumerate(measured):
         heads = () if roles is None or concept.role is None else roles.select(concept=concept.role)
-        finding = judge(association, None, heads, len(measured), images.classes)
+        judged = [judge(one, None, heads, tests, images.classes) for one in associations]
         named = concept in settings.concept  # a concept that the caller names is always tested
-        if tested is not None and (tested.quick or named or finding.verdict == ASSOCIATED):
+        everything = named or (tested is not None and tested.quick)
+        if tested is not None and (everything or any(one.verdict == ASSOCIATED for one in judged)):
             examples = None if concept.words else settings.examples
             ways = ways_to_remove(clip, concept, collected, roles, examples)
-            reliance, answers, removals[concept.name] = tested.without(ways)
-            without[concept.name] = answers
-            finding = judge(association, reliance, heads, len(measured), images.classes)
-        findings.append(finding)
+            scores = tested.scores_without(ways)
+            for place, one in enumerate(judged):
+                if everything or one.verdict == ASSOCIATED:
+                    way, used, without[one.name] = tested.effect(scores, one.association.label)
+                    removals[one.name] = ways[way]
+                    judged[place] = judge(one.association, used, heads, tests, images.classes)
+        associated = [one for one in judged if one.verdict != NOT_ASSOCIATED]
+        findings += associated or [max(judged, key=lambda one: one.strength)]
         progress("concepts", number + 1, len(measured))
-    spans = {concept.name: directions for concept, _, directions in measured}
-    judged = explain_away(findings, spans, collected.features, images.labels, settings.seed)
-    result = Audit(sort_findings(list(judged)), images, clip, model, roles, held_out)
+    spans = {one.name: directions for _, some, directions in measured for one in some}
+    result = Audit(
+        sort_findings(_explained_away(findings, spans, images, collected.features, settings.seed)),
+        *(images, clip, model, roles, held_out),
+    )
     if tested is not None:
         result = replace(
             result, model=tested.model, answers=tested.answers, without=without, removals=removals
@@ -366,6 +411,24 @@ def _audit_concepts(
     if not settings.properties or _is_world(images):
         return result
     return _with_properties(result, held_out, settings, progress)
+
+
+def _explained_away(
+    findings: Sequence[ConceptFinding],
+    spans: Mapping[str, Tensor],
+    images: ImageSet,
+    features: Tensor,
+    seed: int,
+) -> list[Finding]:
+    """`explain_away` of findings about the same labels; of several labels for each by itself."""
+    groups: dict[str, list[ConceptFinding]] = {}
+    for one in findings:
+        groups.setdefault(one.association.label, []).append(one)
+    judged: list[Finding] = []
+    for label, some in groups.items():
+        labels = label_view(images, images.classes.index(label)).labels if label else images.labels
+        judged += explain_away(some, spans, features, labels, seed)
+    return judged
 
 
 def _with_properties(
@@ -384,28 +447,43 @@ def _with_properties(
 
 def _associations(
     clip: Clip, images: ImageSet, collected: Collected, settings: _Settings
-) -> list[tuple[Concept, Association, Tensor]]:
-    """Every concept with its association and the features of its values; that of examples has no words."""
+) -> list[tuple[Concept, list[Association], Tensor]]:
+    """Every concept with its associations and the features of its values; that of examples has no words.
+
+    There is one association with the labels; of several labels per image one with each of them.
+    """
     texts = clip.encode_text([fill_template(images.template, name) for name in images.classes]).float().cpu()
     concepts, examples, seed = list(settings.concept), settings.examples, settings.seed
     if not concepts and examples is None:
         concepts = [one for one in known_concepts().values() if len(readable_words(clip, one.words)) > 1]
+    tasks = [("", images.labels, texts)]
+    if targets_of(images) is not None:
+        views = [(label, label_view(images, label)) for label in scored_labels(images)]
+        tasks = [(images.classes[label], view.labels, rest_texts(texts, label)) for label, view in views]
+    count = len(tasks) * (len(concepts) + (examples is not None))
+    enough = math.ceil(2 * count / FALSE_ALARM_RATE)  # permutations that can tell all of them from chance
+
+    def each(name: str, words: Sequence[str], values: Tensor, features: Tensor) -> list[Association]:
+        result = []
+        for label, labels, names in tasks:
+            one = associate(name, words, values, features, labels, names, seed=seed)
+            if label and one.strong and enough > PERMUTATIONS:
+                one = associate(name, words, values, features, labels, names, enough, seed)
+            result.append(replace(one, label=label))
+        return result
+
     measured = []
     for concept in concepts:
         words, values = value_features(clip, concept)
-        association = associate(
-            concept.name, words, values, collected.features, images.labels, texts, seed=seed
-        )
-        measured.append((concept, association, values))
+        measured.append((concept, each(concept.name, words, values, collected.features), values))
     if examples is not None:
         features = collect(clip, examples, clip.config.vision.last_third[-1:]).features
         center = features.mean(dim=0)
         means = [features[examples.labels == value].mean(dim=0) for value in examples.labels.unique()]
         values, centered = torch.stack(means) - center, collected.features - center
-        association = associate(
-            "examples", examples.classes, values, centered, images.labels, texts, seed=seed
+        measured.append(
+            (Concept("examples", ()), each("examples", examples.classes, values, centered), values)
         )
-        measured.append((Concept("examples", ()), association, values))
     return measured
 
 

@@ -18,7 +18,7 @@ class TruthRow:
 
     concept: str  #: its name
     heads: int  #: number of heads with that role
-    own: float  #: share of the variance, mean over those heads
+    matching: float  #: share of the variance, mean over those heads
     others: float  #: the same, mean over all other heads of the map
 
 
@@ -94,7 +94,7 @@ class ShortcutFacts:
     random: tuple[Mapping[str, float], ...]
     at_home: tuple[float, float]  #: accuracy at the places of training, before and after
     examples: tuple[Thumbnail, ...]  #: a training image per class
-    compared: Compared  #: answers of the repaired run, beside those of the run
+    compared: Compared  #: answers of the repaired run compared with those of the run
 
     @property
     def random_mean(self) -> dict[str, float]:
@@ -145,7 +145,7 @@ class RetrievalFacts:
     neighbors: int  #: nearest images that count
     rows: tuple[PrecisionRow, ...]  #: precision, one row per concept
     query: Thumbnail  #: one query
-    found: Mapping[str, tuple[Thumbnail, ...]]  #: concept -> the images most similar to it
+    most_similar: Mapping[str, tuple[Thumbnail, ...]]  #: concept -> the images most similar to it
 
 
 @dataclass(frozen=True)

@@ -57,16 +57,18 @@ def known_images(clip: Clip, roles: RoleMap, number: int) -> KnownImages:
 
 
 def truth_rows(known: KnownImages) -> tuple[TruthRow, ...]:
-    """How much of the variance of a concept's heads its attribute explains, beside all other heads."""
+    """How much of the variance of a concept's heads its attribute explains, compared with all other heads."""
     rows, part = [], known.collected
     for concept, heads in known.heads.items():
         values = known.values[concept]
         shown = values >= 0
         share = explained_variance(part.outputs[shown], part.maps, values[shown])  # [L, H]
-        own = torch.zeros_like(share, dtype=torch.bool)
+        matching = torch.zeros_like(share, dtype=torch.bool)
         for layer, head in heads:
-            own[part.layers.index(layer), head] = True
-        rows.append(TruthRow(concept, len(heads), float(share[own].mean()), float(share[~own].mean())))
+            matching[part.layers.index(layer), head] = True
+        rows.append(
+            TruthRow(concept, len(heads), float(share[matching].mean()), float(share[~matching].mean()))
+        )
     return tuple(rows)
 
 
@@ -80,17 +82,19 @@ def retrieval_facts(known: KnownImages, roles: RoleMap) -> RetrievalFacts:
         values = known.values[concept][shown]
         spaces[concept], _ = head_space(known.collected, heads)
         drawn = [head_space(known.collected, rng.sample(keys, len(heads)))[0] for _ in range(DRAWS)]
-        own, by_whole, *by_random = (
+        by_heads, by_whole, *by_random = (
             precision_at(space[shown], values, NEIGHBORS) for space in (spaces[concept], whole, *drawn)
         )
         chance = float(((torch.bincount(values).double() / len(values)) ** 2).sum())
-        rows.append(PrecisionRow(concept, len(heads), own, by_whole, sum(by_random) / DRAWS, chance))
+        rows.append(PrecisionRow(concept, len(heads), by_heads, by_whole, sum(by_random) / DRAWS, chance))
     query = _typical(known, spaces, rows)
-    found = {
+    most_similar = {
         concept: tuple(_shown(known, place, query, concept) for place in _nearest(space, query))
         for concept, space in spaces.items()
     }
-    return RetrievalFacts(len(known.scenes), NEIGHBORS, tuple(rows), _shown(known, query, query), found)
+    return RetrievalFacts(
+        len(known.scenes), NEIGHBORS, tuple(rows), _shown(known, query, query), most_similar
+    )
 
 
 def _nearest(space: Tensor, query: int) -> list[int]:
@@ -120,7 +124,7 @@ def _shown(known: KnownImages, place: int, query: int, concept: str | None = Non
     """An image with its attributes; with a concept only that one, marked right where the query has it."""
     pixels = world.render(known.scenes[slice(place, place + 1)])[0]  # uint8 [3, S, S]
     image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy(), "RGB")
-    values = {name: int(found[place]) for name, found in known.values.items()}
+    values = {name: int(labels[place]) for name, labels in known.values.items()}
     words = {
         name: _ATTRIBUTES[name][1][value] if value >= 0 else "not visible" for name, value in values.items()
     }

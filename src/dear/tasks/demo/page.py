@@ -29,7 +29,7 @@ TERMS = {
     "new classes": "classes it was not trained on; it knows only their names",
     "zero-shot": "the frozen model before adaptation: it compares an image with a prompt for each class",
     **{mode: MODE_TERMS[mode] for mode in ("fused", "decoupled")},
-    "token": "a vector that a tower reads beside the patches of an image; DeAR learns one per attribute",
+    "token": "a vector that a tower reads next to the patches of an image; DeAR learns one per attribute",
     "accuracy": "the share of test images with the right answer; points are differences in percent",
     "harmonic mean": "of the accuracies on trained and on new classes; high only when both are",
     "worst group": "the pair of class and place with the lowest accuracy",
@@ -58,7 +58,8 @@ def demo_page(facts: DemoFacts) -> str:
         truth=Table(
             ("attribute", "heads with this role", "explained in these heads", "explained in all other heads"),
             tuple(
-                (row.concept, str(row.heads), percent(row.own), percent(row.others)) for row in facts.truth
+                (row.concept, str(row.heads), percent(row.matching), percent(row.others))
+                for row in facts.truth
             ),
         ),
         tasks=[_task(task) for task in facts.tasks],
@@ -82,10 +83,10 @@ def _tiles(facts: DemoFacts) -> list[tuple[str, str]]:
     """The main figure of each part."""
     tiles = []
     if facts.truth:
-        best = max(facts.truth, key=lambda row: row.own - row.others)
+        best = max(facts.truth, key=lambda row: row.matching - row.others)
         words = f"of what the {best.heads} {best.concept} heads add is explained by the image's "
         words += f"{best.concept.lower()}; other heads: {percent(best.others)}"
-        tiles.append((percent(best.own), words))
+        tiles.append((percent(best.matching), words))
     for task in facts.tasks:
         words = f"harmonic mean on {task.name} after adaptation; zero-shot: "
         words += percent(task.rows[0].harmonic_mean)
@@ -172,8 +173,8 @@ def shortcut_rows(facts: ShortcutFacts) -> list[tuple[str, Mapping[str, float]]]
 
 def _shortcut(facts: ShortcutFacts) -> Table:
     rows = [
-        (title, percent(found["worst_group"]), percent(found["accuracy"]))
-        for title, found in shortcut_rows(facts)
+        (title, percent(figures["worst_group"]), percent(figures["accuracy"]))
+        for title, figures in shortcut_rows(facts)
     ]
     worst = [draw["worst_group"] for draw in facts.random]
     spread = f" ({percent(min(worst))} to {percent(max(worst))})"

@@ -42,14 +42,14 @@ class Size:
     """How much the demo does."""
 
     tasks: tuple[str, ...] = ("textures", "emblems")  #: tasks to adapt to
-    epochs: int | None = None  #: of training; None: the recipe's
-    views: int = 4  #: random views per training image
-    test_images: int | None = None  #: of each class; None: all
-    role_images: int = 2500  #: images that roles are discovered on
-    known_images: int = 800  #: images whose attributes are known, for the truth about heads and for retrieval
-    per_group: int = 10  #: test images per class and place of the shortcut
+    epochs: int = 5  #: of training
+    views: int = 3  #: random views per training image
+    test_images: int = 25  #: of each class
+    role_images: int = 1500  #: images that roles are discovered on
+    known_images: int = 600  #: images whose attributes are known, for the truth about heads and for retrieval
+    per_group: int = 6  #: test images per class and place of the shortcut
     focus_draws: int = 2  #: draws of one image per place
-    focus_images: int = 20  #: test images per place
+    focus_images: int = 12  #: test images per place
 
 
 QUICK = Size(("textures",), 2, 1, 10, 400, 120, per_group=2, focus_draws=1, focus_images=4)
@@ -79,22 +79,20 @@ def adapt_task(clip: Clip, roles: RoleMap, name: str, run: Path, size: Size) -> 
 
     A run of an earlier demo with the same settings is continued or used as it is.
     """
-    data, recipe = f"world:{name}", {"views": size.views}
-    if size.epochs is not None:
-        recipe["epochs"] = size.epochs
+    data, recipe = f"world:{name}", {"views": size.views, "epochs": size.epochs}
     test = open_data(data, "test")
     spec = Spec(classes=halves(test.classes)[0], shots=SHOTS, seed=SEED, recipe=recipe, calibrate=False)
     model = fit(prepare(spec.changed(data=data), clip=clip, roles=roles), run, resume=True)
-    facts = examine(model, _first(test, test.labels.tolist(), size.test_images))
+    facts = examine(model, _first(test, test.labels.tolist(), size.test_images), among_all=False)
     return TaskFacts(name, find_task(name).about, SHOTS, model.seconds, facts)
 
 
-def _first(images: ImageSet, groups: Sequence[int | str], count: int | None) -> ImageSet:
-    """The first `count` images of each group, or all."""
+def _first(images: ImageSet, groups: Sequence[int | str], count: int) -> ImageSet:
+    """The first `count` images of each group."""
     rows: dict[int | str, list[int]] = {}
     for row, group in enumerate(groups):
         rows.setdefault(group, []).append(row)
-    return images.subset(sorted(row for own in rows.values() for row in own[:count]))
+    return images.subset(sorted(row for label_rows in rows.values() for row in label_rows[:count]))
 
 
 def shortcut_parts(
@@ -108,38 +106,40 @@ def shortcut_parts(
     model = fit(prepare(spec.changed(data=SHORTCUT), clip=clip, roles=roles), run, resume=True)
     test = open_data(SHORTCUT, "test")
     test = _first(test, group_names(test) or (), size.per_group)
-    found = audit(run, backbone=clip, roles=roles, seed=SEED)
+    audited = audit(run, backbone=clip, roles=roles, seed=SEED)
     fixed = repair(run, Without.of(CONCEPT.lower(), way="heads"), test=test, roles=roles, backbone=clip)
     assert fixed.comparison is not None
     before, after = evaluate(model, test), evaluate(fixed.trained, test)
-    home = torch.tensor([name in set(group_names(found.images) or ()) for name in before.groups or ()])
+    home = torch.tensor([name in set(group_names(audited.images) or ()) for name in before.groups or ()])
     facts = ShortcutFacts(
-        images=len(found.images),
+        images=len(audited.images),
         groups=len(set(before.groups or ())),
-        findings=found.concepts,
+        findings=audited.concepts,
         concept=CONCEPT,
         heads=len(roles.select(concept=CONCEPT)),
         untouched=fixed.comparison.untouched,
         repaired=fixed.comparison.repaired,
         random=fixed.comparison.random,
         at_home=(_share(before, home), _share(after, home)),
-        examples=tuple(_example(found.images, label) for label in range(len(found.images.classes))),
+        examples=tuple(_example(audited.images, label) for label in range(len(audited.images.classes))),
         compared=Compared(test, after, before, after.pick(None)),
     )
     return facts, _explained(model, test, before, home)
 
 
-def _share(found: Evaluation, rows: torch.Tensor) -> float:
+def _share(evaluation: Evaluation, rows: torch.Tensor) -> float:
     """Accuracy on some rows."""
-    return float((found.answers[found.pick(None)] == found.labels)[rows].double().mean())
+    return float((evaluation.answers[evaluation.pick(None)] == evaluation.labels)[rows].double().mean())
 
 
-def _explained(model: Model, test: ImageSet, found: Evaluation, home: torch.Tensor) -> dict[str, Explanation]:
+def _explained(
+    model: Model, test: ImageSet, evaluation: Evaluation, home: torch.Tensor
+) -> dict[str, Explanation]:
     """Why the first right answer at a place of training, and why the first wrong one, are as they are."""
-    right = found.answers[found.pick(None)] == found.labels
+    right = evaluation.answers[evaluation.pick(None)] == evaluation.labels
     rows = [int(chosen.nonzero()[0]) for chosen in (right & home, ~right) if bool(chosen.any())]
     explainer = explainer_of(model)
-    names = [(found.groups or ())[row] for row in rows]
+    names = [(evaluation.groups or ())[row] for row in rows]
     titles = [f"{'Right' if right[row] else 'Wrong'}: {name}" for row, name in zip(rows, names, strict=True)]
     return dict(zip(titles, explainer.explain(test.subset(rows)), strict=True))
 
@@ -164,9 +164,9 @@ def focus_facts(clip: Clip, roles: RoleMap, size: Size) -> FocusFacts:
     accuracies = {}
     for title, (focus, role_map) in ways.items():
         probe = Spec(data=FOCUS, method="linear-probe", shots=1, focus=focus, calibrate=False)
-        found = [
+        evaluations = [
             evaluate(fit(prepare(probe.changed(seed=SEED + draw), clip=clip, roles=role_map)), test)
             for draw in range(size.focus_draws)
         ]
-        accuracies[title] = tuple(one.accuracy[one.pick(None)] for one in found)
+        accuracies[title] = tuple(one.accuracy[one.pick(None)] for one in evaluations)
     return FocusFacts(FOCUS, FOCUS_ROLE, heads, len(test.classes), len(test), accuracies)

@@ -130,16 +130,16 @@ def photo_demo(
     progress(f"   {_roles_sentence(roles)}")
     progress("3. Shortcuts in the images, and whether the linear probe uses them")
     with timed("audit"):
-        found = audit(
+        audited = audit(
             probe, data, roles=roles, shots=SHOTS, seed=SEED, data_root=root, backbone=clip, held_out=test
         )
-    progress(f"   {found.verdict}")
+    progress(f"   {audited.verdict}")
     progress("4. Why this answer")
     with timed("explanations"):
         explained = _explain(probe, test, runs["linear-probe"], roles)
     for one in explained:
         progress(f"   {one.image}: {one.sentence}")
-    result = PhotoDemo(train.name, clip.name, runs, found, explained, roles, timed.seconds)
+    result = PhotoDemo(train.name, clip.name, runs, audited, explained, roles, timed.seconds)
     progress("5. Pages")
     with timed("pages"):
         _write_pages(result, folder, clip, test)

@@ -43,7 +43,7 @@ def demo(out: str | Path, quick: bool = False, progress: Progress = print) -> De
         with part(name):
             tasks.append(adapt_task(clip, roles, name, folder / f"run-{name}{end}", size))
         _print_task(progress, tasks[-1])
-    progress("2. A shortcut. Six animals, in training each at a place of its own; in the test everywhere")
+    progress("2. A shortcut. Six animals, in training each at one place; in the test everywhere")
     with part("shortcut"):
         shortcut, explained = shortcut_parts(clip, roles, folder / f"run-shortcut{end}", size)
     _print_shortcut(progress, shortcut)
@@ -55,8 +55,8 @@ def demo(out: str | Path, quick: bool = False, progress: Progress = print) -> De
     progress(f"   {len(roles)} heads in layers {roles.layers[0]}-{roles.layers[-1]}: {counts}")
     for row in truth:
         progress(
-            f"   the {row.heads} {row.concept} heads: {row.concept.lower()} explains {percent(row.own)} of "
-            f"what they add to the feature, {percent(row.others)} in other heads"
+            f"   the {row.heads} {row.concept} heads: {row.concept.lower()} explains {percent(row.matching)} "
+            f"of what they add to the feature, {percent(row.others)} in other heads"
         )
     with part("focus"):
         focus = focus_facts(clip, roles, size)

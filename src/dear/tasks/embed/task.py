@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -11,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from dear.clip.factory import load, pick_device
 from dear.clip.gpu import Recorder
 from dear.clip.model import Clip
 from dear.clip.variant import matrix_dtype
-from dear.data.batches import image_set, name_of, over_batches, pixels_for
-from dear.data.images import ImageSet, ListedImages
-from dear.data.inputs import as_images
+from dear.data.batches import Images, over_batches, pixels_for
+from dear.data.images import ImageSet, ListedImages, Wrapped
 from dear.errors import UsageError
-from dear.images.names import find_images
-from dear.methods.base import unit
+from dear.methods.tensors import unit
 from dear.runs.feature_cache import FeatureCache
 from dear.runs.model import Model
-from dear.tasks.embed.shards import Compute, ShardJob, known_columns, list_images, run_shards
+from dear.tasks.embed.shards import Compute, ShardJob, run_shards
+from dear.tasks.embed.sources import open_source
 from dear.tasks.load import load_model
 from dear.utils.files import PathLike
 from dear.utils.progress import Progress, silent
@@ -33,11 +34,12 @@ from dear.utils.progress import Progress, silent
 if TYPE_CHECKING:
     import pandas as pd
 
+_THUMBNAIL = 128  # pixels of the longer side
 _GPU_BATCH = 256  # a part of a shard, so that reading ahead goes on from one shard to the next
 
 
 class Embeddings:
-    """Features or answers of images, by column; those in a folder of Parquet files are read on first use."""
+    """Features and answers of images, by column; those in a folder of Parquet files are read on first use."""
 
     def __init__(
         self, columns: Mapping[str, Any] | None = None, path: Path | None = None, computed: int = 0
@@ -48,29 +50,22 @@ class Embeddings:
 
     @cached_property
     def columns(self) -> Mapping[str, Any]:
-        """`path`, known `label` and `split`, `embedding` [n, E] or `class` and `probability`, `error`."""
+        """`path`, known `label` and `split`, `embedding` [n, E], `error`, and what else was computed."""
         if self._columns is not None:
             return self._columns
         import pyarrow.parquet
 
         table = pyarrow.parquet.read_table(self.path)
         columns = {name: table.column(name).to_pylist() for name in table.column_names}
-        if "embedding" in columns:
-            width = table.schema.field("embedding").type.list_size
-            missing = [float("nan")] * width
-            rows = [missing if row is None else row for row in columns["embedding"]]
-            columns["embedding"] = np.array(rows, dtype=np.float32).reshape(-1, width)
+        width = table.schema.field("embedding").type.list_size
+        missing = [float("nan")] * width
+        rows = [missing if row is None else row for row in columns["embedding"]]
+        columns["embedding"] = np.array(rows, dtype=np.float32).reshape(-1, width)
         return columns
 
     @property
     def features(self) -> NDArray[np.float32]:
-        """Features [n, E] of unit length; rows of NaN where an image could not be read.
-
-        Raises:
-            UsageError: these are the answers of a run.
-        """
-        if "embedding" not in self.columns:
-            raise UsageError("these are answers of a run, not features; leave out run to compute features")
+        """Features [n, E] of unit length; rows of NaN where an image could not be read."""
         features: NDArray[np.float32] = self.columns["embedding"]
         return features
 
@@ -95,7 +90,7 @@ class Embeddings:
 
 
 def embedder(clip: Clip) -> Compute:
-    """From images to columns `path, embedding, error`; unit length, NaN where an image cannot be read.
+    """From images to columns `embedding, error`; unit length, NaN where an image cannot be read.
 
     On a CPU features of image files come from the user's cache where they are known. A GPU computes faster
     than the cache is read.
@@ -113,7 +108,7 @@ def embedder(clip: Clip) -> Compute:
     def features_of(pixels: Tensor) -> tuple[Tensor]:
         return (unit(tower.encode_image(pixels).float()),)
 
-    def compute(images: ListedImages, rows: range) -> dict[str, Any]:
+    def compute(images: ImageSet, rows: range) -> dict[str, Any]:
         batch = None if on_cpu else _GPU_BATCH
         parts, problems = over_batches(images, encode, tower, unreadable="skip", batch=batch, rows=rows)
         features = torch.cat(
@@ -121,29 +116,56 @@ def embedder(clip: Clip) -> Compute:
         ).numpy()
         errors = [problems.get(place) for place in rows]
         features[[error is not None for error in errors]] = np.nan
-        return {"path": _names(images, rows), "embedding": features, "error": errors}
+        return {"embedding": features, "error": errors}
 
     return compute
 
 
 def answerer(model: Model) -> Compute:
-    """From images to columns `path, class, probability, error` of a run's likeliest class."""
+    """From images to the columns of `embedder` and a run's `answer, probability, margin`."""
+    embed_images = embedder(model.clip)
 
-    def compute(images: ListedImages, rows: range) -> dict[str, Any]:
-        answers = model.answers(images.items[rows.start : rows.stop], top=1, unreadable="skip")
-        best = [answer.classes[0] if answer.classes else (None, float("nan")) for answer in answers]
+    def compute(images: ImageSet, rows: range) -> dict[str, Any]:
+        columns = embed_images(images, rows)
+        while isinstance(images, Wrapped):
+            images = images.images
+        some: Images = images.subset(rows)
+        if isinstance(images, ListedImages):
+            some = images.items[rows.start : rows.stop]
+        answers = model.answers(some, top=2, unreadable="skip")
+        values = np.full((len(answers), 2), np.nan, dtype=np.float32)  # of the two likeliest classes
+        for row, answer in zip(values, answers, strict=True):
+            row[: len(answer.classes)] = [value for _, value in answer.classes]
         return {
-            "path": _names(images, rows),
-            "class": [name for name, _ in best],
-            "probability": np.array([value for _, value in best], dtype=np.float32),
-            "error": [answer.error for answer in answers],
+            "embedding": columns["embedding"],
+            "answer": [answer.classes[0][0] if answer.classes else None for answer in answers],
+            "probability": values[:, 0],
+            "margin": values[:, 0] - values[:, 1],
+            "error": columns["error"],
         }
 
     return compute
 
 
-def _names(images: ListedImages, rows: range) -> list[str]:
-    return [name_of(item) for item in images.items[rows.start : rows.stop]]
+def with_thumbnails(compute: Compute) -> Compute:
+    """The columns of `compute`, and `image`: a JPEG of at most 128 pixels a side, as the hub stores it."""
+
+    def both(images: ImageSet, rows: range) -> dict[str, Any]:
+        columns = compute(images, rows)
+        readable = [error is None for error in columns["error"]]
+        small = [
+            _thumbnail(images.image(row)) if ok else None for row, ok in zip(rows, readable, strict=True)
+        ]
+        return {**columns, "image": small}
+
+    return both
+
+
+def _thumbnail(image: Image.Image) -> dict[str, Any]:
+    image.thumbnail((_THUMBNAIL, _THUMBNAIL))
+    content = io.BytesIO()
+    image.convert("RGB").save(content, "JPEG", quality=80)
+    return {"bytes": content.getvalue(), "path": None}
 
 
 def embed(
@@ -152,23 +174,27 @@ def embed(
     *,
     run: PathLike | Model | None = None,
     backbone: PathLike | Clip | None = None,
+    thumbnails: bool = False,
+    data_root: PathLike | None = None,
     shard: int = 1024,
     engine: str = "local",
     workers: int = 2,
     device: str = "auto",
     progress: Progress = silent,
 ) -> Embeddings:
-    """Features of images or, with `run`, a run's answers for them.
+    """Features of images and, with `run`, a run's answers for them.
 
     With `out`, the result is a folder of Parquet files that pandas reads as one table: memory stays constant,
     and after an interruption the same call computes only what is missing.
 
     Args:
-        data: a folder, or a CSV or Parquet table with a column `path`; without `out` also an image, a list of
-            images, or an image set.
+        data: a folder or table of images, labeled or not; a WebDataset tar or a folder of them; anything else
+            that `open_data` takes; without `out` also an image, a list of images, or an image set.
         out: folder of the result; None: keep it in memory.
-        run: run folder, archive, `hf://owner/name` or model whose answers are computed instead of features.
+        run: run folder, archive, `hf://owner/name` or model whose answers are computed as well.
         backbone: what `load` takes, or a loaded backbone; None: the run's, or `mini`.
+        thumbnails: also a column `image` with a small JPEG of each image.
+        data_root: the folder that paths of a table start from, or that holds the benchmarks.
         shard: images per Parquet file.
         engine: "local", or "ray" for a cluster.
         workers: processes of the Ray engine.
@@ -176,7 +202,8 @@ def embed(
         progress: called after every shard, or in memory after every batch.
 
     Returns:
-        Paths, labels and splits where they are known, features of unit length, and errors.
+        Paths, labels and splits where they are known, features of unit length, errors, and with `run` the
+        answer, its probability, and the margin to the second class.
 
     Raises:
         DataError: the folder or table contains no images.
@@ -191,56 +218,29 @@ def embed(
 
     def make() -> tuple[dict[str, str], Compute]:  # also called in every process of the Ray engine
         if run is None:
-            source = "mini" if backbone is None else backbone
-            clip = source if isinstance(source, Clip) else load(source, device=device)
-            return {"what": "features", "backbone": clip.identity}, embedder(clip)
-        model = load_model(run, backbone, device)
-        return {"what": "answers", "model": model.identity}, answerer(model)
+            name = "mini" if backbone is None else backbone
+            clip = name if isinstance(name, Clip) else load(name, device=device)
+            question, compute = {"what": "features", "backbone": clip.identity}, embedder(clip)
+        else:
+            model = load_model(run, backbone, device)
+            model.require_one_label("embed with a run")
+            question, compute = {"what": "answers", "model": model.identity}, answerer(model)
+        if thumbnails:
+            question["thumbnails"] = "yes"
+        return question, with_thumbnails(compute) if thumbnails else compute
 
-    if out is None:
-        if engine != "local":
-            raise UsageError(f"engine {engine!r} writes Parquet files; name a folder for them with out")
-        images, columns = _in_memory(data)
-        _, compute = make()
-        computed = compute(images, range(len(images)))
-        first = {"path": computed.pop("path")}
-        return Embeddings({**first, **columns, **computed}, computed=len(images))
-    if not isinstance(data, str | os.PathLike):
+    if out is None and engine != "local":
+        raise UsageError(f"engine {engine!r} writes Parquet files; name a folder for them with out")
+    if out is not None and not isinstance(data, str | os.PathLike):
         raise UsageError("out needs a folder or a table of images; leave it out for images in memory")
-    files = list_images(data)
-    columns = known_columns(data, files)
+    source = open_source(data, data_root)
     question, here = make()
-    question["columns"] = ",".join(columns)
-    job = ShardJob(files, Path(out), question, shard, engine, workers, columns)
+    if out is None:
+        computed = here(source.images, range(len(source.names)))
+        columns = {"path": source.names, **source.columns, **computed}
+        return Embeddings(columns, computed=len(source.names))
+    question["columns"] = ",".join(source.columns)
+    job = ShardJob(source, Path(out), question, shard, engine, workers)
     made = (lambda: make()[1]) if engine == "ray" else (lambda: here)
     done = run_shards(job, made, progress, torch.device(device))
     return Embeddings(path=Path(out), computed=done)
-
-
-def _in_memory(data: Any) -> tuple[ListedImages, dict[str, Any]]:
-    """Images to compute at once, and what is known of them."""
-    if isinstance(data, ImageSet):
-        labels = [data.classes[label] for label in data.labels.tolist()]
-        items = data.items if isinstance(data, ListedImages) else [_item(data, i) for i in range(len(data))]
-        return _listed(items), {"label": labels}
-    if isinstance(data, str | os.PathLike):
-        if os.path.isfile(data) and Path(data).suffix not in (".csv", ".parquet"):
-            return _listed([os.fspath(data)]), {}
-        files = list_images(data)
-        return _listed(files), known_columns(data, files)
-    items = as_images(data)
-    if all(isinstance(item, str | os.PathLike) for item in items):
-        items = tuple(find_images([os.fspath(item) for item in items]))  # type: ignore[arg-type]
-    return _listed(items), {}
-
-
-def _item(images: ImageSet, index: int) -> Any:
-    """The file of an image where it has one, so that its feature is cached; else the image."""
-    path = getattr(images, "path", None)
-    return path(index) if callable(path) else images.image(index)
-
-
-def _listed(items: Sequence[Any]) -> ListedImages:
-    images = image_set(tuple(items))
-    assert isinstance(images, ListedImages)
-    return images

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dear.data.batches import over_batches, pixels_for
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, targets_of
 from dear.errors import DataError, UsageError
-from dear.report.page import framed
 from dear.tasks.explain.explainer import BATCH, Explainer
 from dear.utils.files import PathLike
 from dear.utils.progress import Progress
@@ -20,10 +20,18 @@ from dear.utils.progress import Progress
 if TYPE_CHECKING:
     import pandas as pd
 
+    from dear.runs.model import Model
+
+
+MISSED = -1  #: the answer for a label that is not answered
+
 
 @dataclass(frozen=True)
 class SetExplanation:
     """Which parts carry the answers for a labeled set.
+
+    With several labels per image, a row is an image and one of its labels, and the answer is that label where
+    it is answered, else `MISSED`.
 
     Renders as a page in notebooks. `to_frame` is the table of parts per image, `write_page` the page.
     """
@@ -58,6 +66,11 @@ class SetExplanation:
                     )
         return rows
 
+    def answer(self, place: int) -> str:
+        """The answer of a row in words."""
+        answer = int(self.answers[place])
+        return "missed" if answer == MISSED else self.classes[answer]
+
     def facts(self) -> dict[str, Any]:
         """Plain values for JSON."""
         rows: dict[str, dict[str, dict[str, float]]] = {}
@@ -71,7 +84,7 @@ class SetExplanation:
             "unusual": [
                 {
                     "image": self.images.key(place),
-                    "answer": self.classes[int(self.answers[place])],
+                    "answer": self.answer(place),
                     "class": self.classes[int(self.labels[place])],
                     "distance": round(distance, 3),
                 }
@@ -84,14 +97,15 @@ class SetExplanation:
         """One row per image: class, answer, and the parts of the answer's score. Needs pandas."""
         import pandas as pd
 
-        rows = zip(self.labels.tolist(), self.answers.tolist(), self.values.tolist(), strict=True)
+        rows = zip(self.labels.tolist(), self.values.tolist(), strict=True)
         return pd.DataFrame(
-            {"image": self.images.key(place), "class": self.classes[label], "answer": self.classes[answer]}
+            {"image": self.images.key(place), "class": self.classes[label], "answer": self.answer(place)}
             | dict(zip(self.parts, values, strict=True))
-            for place, (label, answer, values) in enumerate(rows)
+            for place, (label, values) in enumerate(rows)
         )
 
     def _repr_html_(self) -> str:
+        from dear.report.page import framed  # plotly, which a service does not need
         from dear.tasks.explain.page import set_html
 
         return framed(set_html(self))
@@ -117,10 +131,13 @@ def explain_set(
         DataError: no image can be read.
     """
     model = explainer.model
-    known, labels = model.for_labels(images)
+    if model.method.several:
+        images, labels, known = _each_label(model, images)
+    else:
+        known, labels = model.for_labels(images)
     if known is not model:
         raise UsageError(
-            f"{images.name}: has classes that the model does not know; explain images of its own classes "
+            f"{images.name}: has classes that the model does not know; explain images of the trained classes "
             f"({', '.join(model.classes[:8])})"
         )
     notices: list[str] = []
@@ -128,9 +145,15 @@ def explain_set(
     def run(some: ImageSet, rows: list[int]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
         trace = explainer.trace(pixels_for(explainer.method.clip, some, rows))
         notices[:] = explainer.notices(trace)
-        answers = explainer.pairs(trace.logits.cpu())[:, :1]
-        table = explainer.relative_table(trace.parts(explainer.questions(answers)), answers)
-        return answers[:, 0], torch.stack([value[0] for value in table.values()], dim=-1), tuple(table)
+        if explainer.several:
+            classes = labels[rows][:, None]
+            above = trace.logits.cpu().gather(1, classes)[:, 0] >= explainer.limits[classes[:, 0]]
+            answers = torch.where(above, classes[:, 0], MISSED)
+        else:
+            classes = explainer.pairs(trace.logits.cpu())[:, :1]
+            answers = classes[:, 0]
+        table = explainer.relative_table(trace.parts(explainer.questions(classes)), classes)
+        return answers, torch.stack([value[0] for value in table.values()], dim=-1), tuple(table)
 
     parts, problems = over_batches(
         images, run, explainer.method.clip, unreadable="skip", progress=progress, batch=BATCH
@@ -141,8 +164,10 @@ def explain_set(
     answers = torch.cat([part[0] for part in parts])[keep]
     values = torch.cat([part[1] for part in parts])[keep]
     distances = torch.zeros(len(keep), dtype=torch.float64)
-    for answer in answers.unique().tolist():
-        same = answers == answer
+    kept_labels = labels.cpu()[keep]
+    groups = kept_labels if model.method.several else answers
+    for group in groups.unique().tolist():
+        same = groups == group
         if int(same.sum()) > 2:
             spread = values[same].std(0).clamp(min=1e-9)
             distances[same] = ((values[same] - values[same].mean(0)) / spread).square().mean(-1).sqrt()
@@ -151,7 +176,7 @@ def explain_set(
         images if len(keep) == len(images) else images.subset(keep),
         model.classes,
         parts[0][2],
-        labels.cpu()[keep],
+        kept_labels,
         answers,
         values,
         explainer.method.title,
@@ -160,3 +185,16 @@ def explain_set(
         tuple(float(distances[place]) for place in order),
         tuple(dict.fromkeys(notices)),
     )
+
+
+def _each_label(model: Model, images: ImageSet) -> tuple[ImageSet, Tensor, Model | None]:
+    """The images once for each of their labels, these labels [n], and the model if it has all of them."""
+    targets = targets_of(images)
+    if targets is None:
+        targets = F.one_hot(images.labels, len(images.classes)).bool()
+    rows, columns = targets.cpu().nonzero().unbind(1)
+    numbers = {name: number for number, name in enumerate(model.classes)}
+    if not len(rows) or any(name not in numbers for name in images.classes):
+        return images, columns, None
+    labels = torch.tensor([numbers[name] for name in images.classes])[columns]
+    return images.subset(rows.tolist()), labels, model

@@ -6,6 +6,9 @@ its mean over reference images: what an average image gets is one part, and the 
 about this image. Answers without something are computed: without the heads of a role (what they add to the
 feature replaced by its mean over reference images), and without a concept (its heads, and the span of its
 words in the feature).
+
+Of several labels each answered one is explained: its score is compared with the logit of its threshold, and
+both are absolute, because labels do not compete.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from dear.tasks.explain.explanation import (
     AVERAGE,
     FIXED,
     MLPS,
+    THRESHOLD,
     UNKNOWN,
     Bar,
     Counterfactual,
@@ -42,6 +46,7 @@ from dear.tasks.explain.explanation import (
     Explanations,
     HeadPart,
     Neighbor,
+    label_or_not,
 )
 from dear.tasks.explain.groups import EARLY, HeadGroups, head_groups
 from dear.tasks.explain.parts import Parts, Trace, means_of, spread
@@ -181,15 +186,15 @@ class Explainer:
     def concepts(self) -> dict[str, tuple[tuple[str, ...], Tensor, Tensor]]:
         """Per concept the words that the backbone reads, their features [K, E], and their span [E, E]."""
         clip = self.model.clip
-        found: dict[str, tuple[tuple[str, ...], Tensor, Tensor]] = {}
+        concepts: dict[str, tuple[tuple[str, ...], Tensor, Tensor]] = {}
         if not self.groups.by_role:  # a map that names no heads names no concepts either
-            return found
+            return concepts
         for name, concept in known_concepts().items():
             if clip.tokenizer is not None and len(readable_words(clip, concept.words)) > 1:
                 words, features = value_features(clip, concept)
                 basis = span_basis(features)
-                found[name] = (words, features, (basis.T @ basis).float())
-        return found
+                concepts[name] = (words, features, (basis.T @ basis).float())
+        return concepts
 
     # -- explanations -----------------------------------------------------------------------------
 
@@ -204,22 +209,31 @@ class Explainer:
 
         Args:
             images: files or Pillow images, or an image set.
-            answer: the class to explain; None: the answer.
-            against: the class to compare with; None: the likeliest other one.
+            answer: the class to explain; None: the answer, or each answered label.
+            against: the class to compare with; None: the likeliest other one. Not for several labels.
             progress: called with ("images", images done, images in all).
         """
+        if self.several and against is not None:
+            raise UsageError(
+                f"against: a label is compared with its threshold, not with {against!r}; leave it out"
+            )
         chosen = [
             None if name is None else find_class(self.model.classes, name) for name in (answer, against)
         ]
-        if len(self.model.classes) < 2:
+        if len(self.model.classes) < 2 and not self.several:
             raise UsageError("with one class there is nothing to compare an answer with; add another class")
         if chosen[0] is not None and chosen[0] == chosen[1]:
             raise UsageError(f"{answer!r} cannot be compared with itself; name another class to compare with")
-        found = image_set(images)
+        every = image_set(images)
 
         def run(some: ImageSet, rows: list[int]) -> list[Explanation]:
             pixels = pixels_for(self.method.clip, some, rows)
-            return self._explain(pixels, [found.key(row) for row in rows], chosen)
+            names = [every.key(row) for row in rows]
+            return (
+                self._explain_labels(pixels, names, chosen[0])
+                if self.several
+                else self._explain(pixels, names, chosen)
+            )
 
         parts, _ = over_batches(images, run, self.method.clip, progress=progress, batch=BATCH)
         items = tuple(explanation for part in parts for explanation in part)
@@ -238,6 +252,7 @@ class Explainer:
 
     def bars(self, pixels: Tensor) -> list[tuple[str, str, tuple[Bar, ...]]]:
         """Answer, runner-up and bars alone, of normalized pixels [B, 3, S, S]."""
+        self.model.require_one_label("an explanation by bars alone")
         trace = self.trace(pixels)
         pairs = self.pairs(trace.logits.cpu())
         table = self.relative_table(trace.parts(self.questions(pairs)), pairs)
@@ -269,27 +284,68 @@ class Explainer:
     def pairs(self, logits: Tensor, chosen: Sequence[int | None] = (None, None)) -> Tensor:
         """The class to explain and the one to compare with, [B, 2]."""
         order = logits.argsort(dim=1, descending=True, stable=True).tolist()
-        found = []
+        pairs = []
         for row in order:
             first = chosen[0] if chosen[0] is not None else next(c for c in row if c != chosen[1])
             second = chosen[1] if chosen[1] is not None else next(c for c in row if c != first)
-            found.append([first, second])
-        return torch.tensor(found)
+            pairs.append([first, second])
+        return torch.tensor(pairs)
 
     def questions(self, pairs: Tensor) -> Tensor:
-        """Weights of the classes: those of `pairs` [B, Q] above the mean of all, [Q, B, C]."""
-        return F.one_hot(pairs.T, len(self.model.classes)).double() - 1 / len(self.model.classes)
+        """Weights of the classes: those of `pairs` [B, Q] above the mean of all, [Q, B, C].
+
+        Of several labels each by itself.
+        """
+        weights = F.one_hot(pairs.T, len(self.model.classes)).double()
+        return weights if self.several else weights - 1 / len(self.model.classes)
+
+    @property
+    def several(self) -> bool:
+        """Whether images have several labels."""
+        return self.model.method.several
+
+    @cached_property
+    def limits(self) -> Tensor:
+        """Of several labels: the calibrated logit [C] from which an image has each label."""
+        return self.model.scale.limits(self.mode).double().clamp(1e-6, 1 - 1e-6).logit()
+
+    def _explain_labels(self, pixels: Tensor, names: Sequence[str], label: int | None) -> list[Explanation]:
+        """Explanations of each answered label, or of `label`; of none, that closest to its threshold."""
+        logits = self.model.scale.calibrated(self.model.forward(pixels)[self.mode].float().cpu(), self.mode)
+        above = logits - self.limits
+        rows = []
+        for image, row in enumerate(above):
+            labels = (row >= 0).nonzero()[:, 0].tolist() or [int(row.argmax())]
+            rows += [(image, each) for each in (labels if label is None else [label])]
+        result = []
+        for start in range(0, len(rows), BATCH):
+            part = rows[start : start + BATCH]
+            places = torch.tensor([image for image, _ in part])
+            chosen = torch.tensor([[each] for _, each in part])
+            result += self._explain(pixels[places], [names[image] for image, _ in part], (), chosen)
+        return result
 
     def _explain(
-        self, pixels: Tensor, names: Sequence[str], chosen: Sequence[int | None]
+        self,
+        pixels: Tensor,
+        names: Sequence[str],
+        chosen: Sequence[int | None],
+        labels: Tensor | None = None,
     ) -> list[Explanation]:
+        """Explanations of two classes, or of several labels [B, 1] and their thresholds."""
         trace = self.trace(pixels)
         logits = trace.logits.cpu()
-        pairs = self.pairs(logits, chosen)
+        pairs = self.pairs(logits, chosen) if labels is None else labels
         parts = trace.parts(self.questions(pairs), patches=True)
         table = self.relative_table(parts, pairs)
         by_head = self._relative_heads(parts.heads[:, :, 0], pairs)  # [2, B, L, H]
-        probabilities = logits.float().softmax(-1)
+        scores = parts.score
+        if labels is not None:
+            limits = self.limits[labels.T]  # [1, B]
+            table = {name: _with_zeros(value) for name, value in table.items()}
+            table[THRESHOLD] = _with_zeros(limits).flip(0)
+            by_head, scores = _with_zeros(by_head), torch.cat([scores, limits.to(scores)])
+        probabilities = self.model.scale.probabilities(logits.float())
         without_heads, without_concepts = self._counterfactuals(trace, pairs, logits)
         neighbors = self._neighbors(trace, by_head)
         unknown = table[UNKNOWN].abs().sum(0) if UNKNOWN in table else torch.zeros(len(names))
@@ -306,9 +362,9 @@ class Explainer:
                     image=name,
                     view=views[b],
                     answer=self.model.classes[int(pairs[b, 0])],
-                    other=self.model.classes[int(pairs[b, 1])],
+                    other=self.model.classes[int(pairs[b, 1])] if labels is None else THRESHOLD.lower(),
                     probabilities=tuple((self.model.classes[c], float(probabilities[b, c])) for c in order),
-                    scores=(float(parts.score[0, b]), float(parts.score[1, b])),
+                    scores=(float(scores[0, b]), float(scores[1, b])),
                     bars=bars,
                     head_parts=by_head[:, b],
                     heads=self._heads(by_head[:, b]),
@@ -321,31 +377,38 @@ class Explainer:
                     neighbors=neighbors[b] if neighbors else (),
                     exact=1 - float(unknown[b] / total[b]) if float(total[b]) else 1.0,
                     notices=notices,
+                    labels=None if labels is None else self._answered(logits[b]),
+                    threshold=None if labels is None else float(self.limits[labels[b, 0]].sigmoid()),
                 )
             )
         return result
 
+    def _answered(self, logits: Tensor) -> tuple[str, ...]:
+        """The labels whose logits [C] reach their thresholds."""
+        has = (logits >= self.limits).tolist()
+        return tuple(name for name, one in zip(self.model.classes, has, strict=True) if one)
+
     def table(self, parts: Parts) -> dict[str, Tensor]:
         """The parts by name, [Q, B] each: their sum is the score."""
         heads = parts.heads[:, :, 0]  # of the class token, [Q, B, L, H]
-        found = {
+        table = {
             name: sum((heads[:, :, layer - 1, head] for layer, head in keys), torch.zeros(()))
             for name, keys in self.groups.heads.items()
         }
         rows = parts.rows()
         for name, places in self._tokens(rows.shape[-1] - 1).items():
-            found[name] = rows[:, :, places].sum(-1)
-        found[MLPS] = parts.mlps[:, :, 0].sum(-1)
+            table[name] = rows[:, :, places].sum(-1)
+        table[MLPS] = parts.mlps[:, :, 0].sum(-1)
         removed = {key: value for key, value in parts.constants.items() if key.startswith("correction")}
         if removed:
-            found[self._removal] = sum(removed.values(), torch.zeros(()))
+            table[self._removal] = sum(removed.values(), torch.zeros(()))
         constants = (value for key, value in parts.constants.items() if key not in removed)
-        found[FIXED] = parts.start[:, :, 0] + sum(constants, torch.zeros(()))
+        table[FIXED] = parts.start[:, :, 0] + sum(constants, torch.zeros(()))
         if parts.linear:
-            found[FIXED] = found[FIXED] + parts.rest
+            table[FIXED] = table[FIXED] + parts.rest
         else:
-            found[UNKNOWN] = parts.rest
-        return {name: value.expand_as(parts.score) for name, value in found.items()}
+            table[UNKNOWN] = parts.rest
+        return {name: value.expand_as(parts.score) for name, value in table.items()}
 
     def _relative_heads(self, heads: Tensor, labels: Tensor) -> Tensor:
         """Heads' parts [Q, B, L, H] of the scores of classes [B, Q] less their means."""
@@ -369,8 +432,10 @@ class Explainer:
         for name, rows in self._tokens(patches.shape[1] - 1).items():
             maps[name] = patches[:, rows].sum((1, 2, 3))
         for name, value in maps.items():
-            missing = table[name][:, image] - value.sum((1, 2))  # [2]
+            missing = table[name][: len(value), image] - value.sum((1, 2))  # [2], or [1] of a label
             maps[name] = value + (missing / value[0].numel())[:, None, None]
+        if self.several:
+            maps = {name: _with_zeros(value) for name, value in maps.items()}
         return {"": spread(sum(maps.values(), torch.zeros(()))), **maps}
 
     def _views(self, pixels: Tensor) -> list[Image.Image]:
@@ -386,8 +451,8 @@ class Explainer:
         return f"Removal of {correction.note}" if correction is not None and correction.note else "Removal"
 
     def _tokens(self, count: int) -> dict[str, list[int]]:
-        """Extra tokens by name: their rows."""
-        names = getattr(self.method, "attributes", None)
+        """Extra tokens by name: their rows; all together where the role map names no concept."""
+        names = getattr(self.method, "attributes", None) if self.groups.by_role else None
         if not count:
             return {}
         if names and count % len(names) == 0:
@@ -432,18 +497,18 @@ class Explainer:
 
     def notices(self, trace: Trace) -> list[str]:
         """What a reader should know."""
-        found = [self.groups.notice] if self.groups.notice else []
+        notices = [self.groups.notice] if self.groups.notice else []
         if self.images is None:
-            found.append(
+            notices.append(
                 "There are no reference images: bars are not relative to an average image, and answers "
                 "without a role or concept are not computed."
             )
         if not trace.linear:
-            found.append(
+            notices.append(
                 f"{self.method.title} compares an image with its training images by a kernel: that part of "
                 f"the score cannot be decomposed and is one bar, {UNKNOWN.lower()}."
             )
-        return found
+        return notices
 
     # -- other answers ----------------------------------------------------------------------------
 
@@ -482,20 +547,32 @@ class Explainer:
     ) -> list[Counterfactual]:
         """What new logits change; `share` of the feature's directions was removed for them."""
         new = new.float().cpu()
-        best = new.softmax(-1).max(-1)
-        margins = [(own.gather(1, pairs)[:, 0] - own.gather(1, pairs)[:, 1]) for own in (logits.float(), new)]
+        before, after = self._margins(logits.float(), pairs), self._margins(new, pairs)
+        best = self.model.scale.probabilities(new).max(-1)
+        answers = [self.model.classes[place] for place in best.indices.tolist()]
+        values_of = best.values
+        if self.several:
+            names = [self.model.classes[label] for label in pairs[:, 0].tolist()]
+            answers = [label_or_not(own, has) for own, has in zip(names, (after >= 0).tolist(), strict=True)]
+            values_of = new.gather(1, pairs)[:, 0].sigmoid()
         return [
             Counterfactual(
                 name,
-                float(margins[0][b] - margins[1][b]),
-                float(margins[0][b] * (1 - share) - margins[1][b]),
-                self.model.classes[int(best.indices[b])],
-                float(best.values[b]),
+                float(before[b] - after[b]),
+                float(before[b] * (1 - share) - after[b]),
+                answers[b],
+                float(values_of[b]),
                 "" if values is None else values[b],
                 heads,
             )
             for b in range(len(new))
         ]
+
+    def _margins(self, logits: Tensor, pairs: Tensor) -> Tensor:
+        """The lead [B] of each class over the other one, or of each label over its threshold."""
+        first = logits.gather(1, pairs[:, :1])[:, 0]
+        other = self.limits[pairs[:, 0]] if self.several else logits.gather(1, pairs[:, 1:])[:, 0]
+        return first - other.to(first)
 
     @cached_property
     def _maps(self) -> Tensor:
@@ -508,11 +585,11 @@ class Explainer:
         if reference is None:
             return []
         states, groups, result = trace.head_states()[0], self.groups.named, []
-        own = states[min(states)].float()
-        for b in range(len(own)):
+        queries = states[min(states)].float()
+        for b in range(len(queries)):
             lead = parts[0, b] - parts[1, b]
             best = max(groups, key=lambda g: float(sum(lead[layer - 1, h] for layer, h in groups[g])))
-            near, query = (self._space(rows, groups[best]) for rows in (reference.states, own[b : b + 1]))
+            near, query = (self._space(rows, groups[best]) for rows in (reference.states, queries[b : b + 1]))
             center = near.mean(0)
             alike = F.normalize(near - center, dim=-1) @ F.normalize(query - center, dim=-1).T  # [n, 1]
             order = alike[:, 0].argsort(descending=True)[:_NEIGHBORS].tolist()
@@ -523,6 +600,11 @@ class Explainer:
         """What heads add to the feature, side by side, [n, heads x E]."""
         terms = [states[:, layer - 1, h] @ self._maps[layer - 1, h] for layer, h in heads]
         return torch.cat(terms, dim=-1)
+
+
+def _with_zeros(values: Tensor) -> Tensor:
+    """Values [1, ...] of a label, and zeros for its threshold: [2, ...]."""
+    return torch.cat([values, torch.zeros_like(values)])
 
 
 def find_class(classes: Sequence[str], name: str) -> int:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from PIL import Image
 from torch import Tensor
 
-from dear.data.images import ImageSet
-from dear.report.page import framed
+from dear.data.images import ImageSet, label_text
 from dear.utils.files import PathLike
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ MLPS, FIXED, AVERAGE, UNKNOWN = (
     "Average training image",
     "Not decomposed",
 )
+THRESHOLD = "Threshold"  #: of several labels: what the score of a label is compared with
 LARGE_SHARE = 0.25  #: of what speaks for the answer: a part below it is not called the reason
 
 
@@ -30,7 +30,7 @@ class Bar:
     """A part of the score of the class and of the one it is compared with, above the mean of all classes.
 
     With reference images, the part is relative to its mean over them, and what remains for an average image
-    is a bar of its own.
+    is a separate bar.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Bar:
         return {
             MLPS: "the MLPs, the parts of the layers outside the heads",
             FIXED: "terms that are the same for all images",
+            THRESHOLD: "the threshold of the label",
             UNKNOWN: "the comparison with training images, which cannot be decomposed",
         }.get(self.name, f"the {self.name[:1].lower()}{self.name[1:]}")
 
@@ -117,8 +118,8 @@ class Neighbor:
 
     @property
     def label(self) -> str:
-        """Its class."""
-        return self.images.classes[int(self.images.labels[self.place])]
+        """Its class, or all of them."""
+        return label_text(self.images, self.place)
 
     @property
     def image(self) -> Image.Image:
@@ -146,6 +147,15 @@ class Explanation:
     neighbors: tuple[Neighbor, ...] = ()  #: reference images most alike in the heads that decide
     exact: float = 1.0  #: share of the parts that is decomposed exactly
     notices: tuple[str, ...] = ()
+    labels: tuple[str, ...] | None = None  #: all answered labels, where images have several
+    threshold: float | None = None  #: then: the probability from which the image has the label
+
+    @property
+    def predicted(self) -> str:
+        """What the model answers: a class; of several labels whether the explained one is among them."""
+        if self.labels is None:
+            return self.probabilities[0][0]
+        return label_or_not(self.answer, self.answer in self.labels)
 
     @property
     def lead(self) -> float:
@@ -156,6 +166,10 @@ class Explanation:
     def sentence(self) -> str:
         """The explanation in words; it names what carries the largest share of the lead."""
         sure = dict(self.probabilities)
+        if self.threshold is not None:
+            has = "Has" if self.answer in (self.labels or ()) else "Does not have"
+            likely = f"{_percent(sure[self.answer])}; from {_percent(self.threshold)} on"
+            return f"{has} the label {self.answer} ({likely}), {self._reason()}{self._dependence()}"
         first, second = (f"{name} ({_percent(sure[name])})" for name in (self.answer, self.other))
         if self.answer == self.probabilities[0][0]:
             text = f"Answered {first} rather than {second}"
@@ -166,7 +180,7 @@ class Explanation:
     def _reason(self) -> str:
         """What carries the largest share of the lead."""
         ahead = 1 if self.lead >= 0 else -1
-        top = max(self.bars, key=lambda bar: ahead * bar.lead)
+        top = max((bar for bar in self.bars if bar.name != THRESHOLD), key=lambda bar: ahead * bar.lead)
         support = sum(max(0.0, ahead * bar.lead) for bar in self.bars)
         if ahead * top.lead < LARGE_SHARE * support or support <= 0:
             return f"by many parts; the largest is {top.words} ({top.lead:+.2f}, lead {self.lead:+.2f})."
@@ -177,7 +191,7 @@ class Explanation:
         concept = next(iter(self.without_concepts), None)
         if concept is None or concept.drop_beyond_chance < LARGE_SHARE * abs(self.lead):
             return ""
-        same = "stays" if concept.answer == self.probabilities[0][0] else "becomes"
+        same = "stays" if concept.answer == self.predicted else "becomes"
         return (
             f" Without {concept.name} ({concept.value}) the answer {same} {concept.answer} "
             f"({_percent(concept.probability)})."
@@ -190,6 +204,7 @@ class Explanation:
             "answer": self.answer,
             "against": self.other,
             "probabilities": {name: round(p, 6) for name, p in self.probabilities},
+            **({} if self.labels is None else {"labels": list(self.labels), "threshold": self.threshold}),
             "scores": [round(score, 6) for score in self.scores],
             "lead": round(self.lead, 6),
             "sentence": self.sentence,
@@ -268,6 +283,7 @@ class Explanations(Sequence[Explanation]):
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
+        from dear.report.page import framed  # plotly, which a service does not need
         from dear.tasks.explain.page import explanations_html
 
         return framed(explanations_html(self))
@@ -277,6 +293,11 @@ class Explanations(Sequence[Explanation]):
         from dear.tasks.explain.page import write_explain_page
 
         write_explain_page(self, path)
+
+
+def label_or_not(name: str, has: bool) -> str:
+    """An answer about one label."""
+    return name if has else f"not {name}"
 
 
 def _percent(value: float) -> str:

@@ -22,7 +22,7 @@ class HeadGroups:
 
     @property
     def named(self) -> dict[str, tuple[Head, ...]]:
-        """The groups that stand for something: roles, or layers."""
+        """The groups with a name: roles, or layers."""
         return {name: heads for name, heads in self.heads.items() if name not in (EARLY, MIXED)}
 
 
@@ -54,11 +54,11 @@ def head_groups(vision: VisionConfig, roles: RoleMap | None) -> HeadGroups:
             "own: heads are grouped by layer.",
         )
     titles = KIND_TITLES | {"mixed": MIXED}
-    found: dict[str, list[Head]] = {}
+    members: dict[str, list[Head]] = {}
     for key, role in roles:
         name = role.concept if role.kind in ("core", "other") else titles[role.kind]
-        found.setdefault(str(name), []).append(key)
-    ordered = sorted(found, key=lambda name: (name == MIXED, -len(found[name]), name))
-    groups = {name: tuple(found[name]) for name in ordered}
+        members.setdefault(str(name), []).append(key)
+    ordered = sorted(members, key=lambda name: (name == MIXED, -len(members[name]), name))
+    groups = {name: tuple(members[name]) for name in ordered}
     early = tuple(key for heads in layers.values() for key in heads if key not in roles.table)
     return HeadGroups({**groups, **({EARLY: early} if early else {})}, True)

@@ -14,7 +14,16 @@ from torch import Tensor
 from dear.images.views import resize_crop
 from dear.report.page import Table, Thumbnail, percent, render, thumbnail
 from dear.tasks.explain.dataset import SetExplanation
-from dear.tasks.explain.explanation import AVERAGE, FIXED, MLPS, UNKNOWN, Bar, Explanation, Explanations
+from dear.tasks.explain.explanation import (
+    AVERAGE,
+    FIXED,
+    MLPS,
+    THRESHOLD,
+    UNKNOWN,
+    Bar,
+    Explanation,
+    Explanations,
+)
 from dear.utils.files import write_atomic
 
 TERMS = {
@@ -34,6 +43,8 @@ TERMS = {
     MLPS: "the parts of the layers outside the heads",
     FIXED.lower(): "learned terms that are the same for all images; they vary a little because features are "
     "brought to the same length",
+    THRESHOLD.lower(): "the logit of the probability from which an image has the label, with which its score "
+    "is compared; scores of several labels are not taken above the mean of all classes",
     UNKNOWN.lower(): "the comparison with stored training images, which is not a sum of parts",
 }
 
@@ -51,11 +62,12 @@ def write_explain_page(result: Explanations | SetExplanation, out: str | os.Path
 def explanations_html(result: Explanations) -> str:
     """The page of some images."""
     exact = min((one.exact for one in result), default=1.0)
+    images = len({one.image for one in result})
     sums = "the bars of a class sum to its score"
     return render(
         "explain.html",
         title="Why this answer" if len(result) == 1 else "Why these answers",
-        lead=f"{len(result)} image{'s' * (len(result) != 1)}, answered by {result.method}.",
+        lead=f"{images} image{'s' * (images != 1)}, answered by {result.method}.",
         images=[section(one) for one in result],
         notices=result.notices,
         notes={**result.notes, "sum": sums if exact == 1 else f"{sums}; {percent(exact)} is decomposed"},
@@ -66,7 +78,7 @@ def explanations_html(result: Explanations) -> str:
 def _terms(bars: Any) -> dict[str, str]:
     """The words that a page with these bars uses."""
     names = {bar.name for bar in bars}
-    unused = {name for name in (AVERAGE, FIXED, MLPS, UNKNOWN) if name not in names}
+    unused = {name for name in (AVERAGE, FIXED, MLPS, THRESHOLD, UNKNOWN) if name not in names}
     return {word: text for word, text in TERMS.items() if word not in {u.lower() for u in unused} | unused}
 
 
@@ -76,15 +88,19 @@ def section(one: Explanation, name: str | None = None) -> dict[str, Any]:
     lines = (("name", one.answer), ("soft", percent(sure[one.answer])))
     images = [Thumbnail(thumbnail(one.view, _SIDE), "the image", lines)]
     largest = float(one.maps[""].abs().max())
-    for place, label in enumerate(classes):
+    for place, label in enumerate(classes if one.threshold is None else classes[:1]):
         words, score = (
             f"where {label} comes from",
             f"score {signed(one.scores[place])}, {percent(sure[label])}",
         )
         caption = (("name", words), ("soft", score))
         images.append(heat(one.view, one.maps[""][place], words, *caption, scale=largest))
+    title = name or os.path.basename(one.image) or one.image
     return {
-        "name": name or os.path.basename(one.image) or one.image,
+        "name": title if one.threshold is None else f"{title}: {one.answer}",
+        "question": f"What speaks for {one.answer}, and what for {one.other}"
+        if one.threshold is None
+        else f"What speaks for {one.answer}, compared with its threshold",
         "sentence": one.sentence,
         "notices": one.notices,
         "classes": classes,
@@ -169,7 +185,7 @@ def _without(one: Explanation, most: int = 6) -> Table | None:
         what = (["its words"] if without.value else []) + what
         answer = f"{without.answer} ({percent(without.probability)})"
         rows.append((name, " and ".join(what), signed(one.lead - without.lead_drop), answer))
-    marks = tuple("best" if o.answer != one.probabilities[0][0] else "" for _, o in changed)
+    marks = tuple("best" if o.answer != one.predicted else "" for _, o in changed)
     return Table(("without", "what is removed", "lead", "answer"), tuple(rows), 2, marks)
 
 
@@ -185,7 +201,7 @@ def set_html(result: SetExplanation, most: int = 8) -> str:
     unusual = []
     for place, distance in zip(result.unusual, result.distances, strict=True):
         lines = (
-            ("name", f"answered {result.classes[int(result.answers[place])]}"),
+            ("name", f"answered {result.answer(place)}"),
             ("right" if hits[place] else "wrong", f"is {result.classes[int(result.labels[place])]}"),
             ("soft", f"{distance:.1f} standard deviations"),
         )

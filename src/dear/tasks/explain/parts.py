@@ -52,8 +52,8 @@ class Parts:
 
     def total(self) -> Tensor:
         """The sum of all parts, [Q, B]."""
-        own = self.start.sum(-1) + self.heads.sum((-3, -2, -1)) + self.mlps.sum((-2, -1))
-        return own + sum(self.constants.values(), torch.zeros_like(own)) + self.rest
+        named = self.start.sum(-1) + self.heads.sum((-3, -2, -1)) + self.mlps.sum((-2, -1))
+        return named + sum(self.constants.values(), torch.zeros_like(named)) + self.rest
 
     def rows(self) -> Tensor:
         """What each row says, [Q, B, R]: without the constants."""
@@ -74,8 +74,7 @@ class Trace:
                 "taken apart exactly; dear roles shows which share of its features heads explain"
             )
         self._segments: list[Segment] = []
-        # Without a focus: a method sets its own.
-        self.clip, self.visual, self._constants = traced(clip.focused(()), self._segments)
+        self.clip, self.visual, self._constants = traced(clip, self._segments)
         self._answer = answer
         self._back: Tensor | None = None  # pseudoinverse of the projection
         with torch.enable_grad(), Held() as held:
@@ -132,12 +131,12 @@ class Trace:
         count, vision = len(scores), self.visual.config
         leaves = self._leaves
         wide = scores.detach().double().cpu()
-        found = zip(leaves, self._slopes(scores.sum(), leaves), strict=True)
+        pairs = zip(leaves, self._slopes(scores.sum(), leaves), strict=True)
         slopes = [
-            (torch.zeros_like(leaf) if slope is None else slope).double().cpu() for leaf, slope in found
+            (torch.zeros_like(leaf) if slope is None else slope).double().cpu() for leaf, slope in pairs
         ]
         constants = {name: torch.zeros(count, dtype=torch.float64) for name in self._constants}
-        # Images share the biases, so that each needs a gradient of its own.
+        # Images share the biases, so each needs a separate gradient.
         each = torch.eye(count, dtype=scores.dtype, device=scores.device)
         for (name, value), slope in zip(
             self._constants.items(), self._slopes(scores, list(self._constants.values()), each), strict=True
@@ -157,7 +156,7 @@ class Trace:
                 biases += at @ terms.biases
                 ways = self._ways(terms, at)  # [B, L, H, d]
                 if row == 0:
-                    ways = ways + self._beside(final, scores)
+                    ways = ways + self._focus_gradients(final, scores)
                 heads[:, row] += torch.einsum("blhd,blhd,l->blh", terms.heads, ways, terms.weights)
                 if maps is not None:
                     maps[:, row] += self._patches(final, final.positions[place], ways, terms.weights)
@@ -174,15 +173,17 @@ class Trace:
             of, by, each, retain_graph=True, allow_unused=True, is_grads_batched=each is not None
         )
 
-    def _beside(self, final: Segment, scores: Tensor) -> Tensor:
-        """What a unit of each head's output adds beside the row (a focus reads it), [B, L, H, d]."""
+    def _focus_gradients(self, final: Segment, scores: Tensor) -> Tensor:
+        """What a unit of each head's output adds next to the row (a focus reads it), [B, L, H, d]."""
         vision = self.visual.config
-        found = torch.zeros(len(scores), vision.layers, vision.heads, vision.head_width, dtype=torch.float64)
+        gradients = torch.zeros(
+            len(scores), vision.layers, vision.heads, vision.head_width, dtype=torch.float64
+        )
         slopes = self._slopes(scores.sum(), list(final.heads.values()))
         for layer, slope in zip(final.heads, slopes, strict=True):
             if slope is not None:
-                found[:, layer - 1] = slope[:, :, 0].double().cpu()
-        return found
+                gradients[:, layer - 1] = slope[:, :, 0].double().cpu()
+        return gradients
 
     def _ways(self, terms: Terms, at: Tensor) -> Tensor:
         """What one unit of each head's output adds to the score, [B, L, H, d], for slopes [B, D]."""
@@ -196,7 +197,7 @@ class Trace:
     def _patches(self, final: Segment, position: int, ways: Tensor, weights: Tensor) -> Tensor:
         """The heads' parts by patch, [B, L, H, S, S], of the row at a position."""
         side = self.visual.shape.side
-        found = torch.zeros(*ways.shape[:3], side * side)
+        patch_terms = torch.zeros(*ways.shape[:3], side * side)
         segment: Segment | None = final
         while segment is not None:
             x = segment.x
@@ -206,12 +207,12 @@ class Trace:
                     way = ways[:, layer - 1, :, None].to(values.device)  # [B, H, 1, d]
                     each = pattern * (values.double() * way).sum(-1)  # [B, H, N]
                     columns = self._patch_columns(segment, layer)
-                    found[:, layer - 1] = (weights[layer - 1] * each[:, :, columns]).float().cpu()
+                    patch_terms[:, layer - 1] = (weights[layer - 1] * each[:, :, columns]).float().cpu()
                 x = segment.record[f"blocks.{layer}.out"]
             segment = run_before(self._segments, segment, position)
         for layer, head in self.visual.removed_heads:
-            found[:, layer - 1, head] = 0
-        maps: Tensor = found.unflatten(-1, (side, side))
+            patch_terms[:, layer - 1, head] = 0
+        maps: Tensor = patch_terms.unflatten(-1, (side, side))
         return maps
 
     def _values(self, segment: Segment, layer: int, x: Tensor, position: int) -> tuple[Tensor, Tensor]:
@@ -219,10 +220,14 @@ class Trace:
         change, block = change_of(segment.edit, layer), block_of(self.visual, layer)
         if segment.edit is not None and segment.edit.first is not None and layer >= segment.edit.first:
             x = insert_tokens(x, segment.edit, layer)
-        own = dict(block.named_parameters()) | added_to(block, change)
+        parameters = dict(block.named_parameters()) | added_to(block, change)
         with torch.no_grad():
-            normed = F.layer_norm(x, x.shape[-1:], own["ln_1.weight"], own["ln_1.bias"], block.ln_1.eps)
-            values = block.attn.split(F.linear(normed, own["attn.v.weight"], own["attn.v.bias"]))
+            normed = F.layer_norm(
+                x, x.shape[-1:], parameters["ln_1.weight"], parameters["ln_1.bias"], block.ln_1.eps
+            )
+            values = block.attn.split(
+                F.linear(normed, parameters["attn.v.weight"], parameters["attn.v.bias"])
+            )
             if change is not None and change.v is not None:
                 values = values + change.v(normed)
             if change is not None and change.gate is not None:
@@ -304,13 +309,13 @@ class Trace:
         if before is not None:
             A0, b0 = before.matrix.double().cpu(), before.bias.double().cpu()
             A, b = A0 @ A, b0 @ A + b
-        P = visual.space_matrix().double().cpu()
+        P = visual.projection_matrix().double().cpu()
         p = torch.zeros_like(b) if visual.proj_bias is None else visual.proj_bias.double().cpu()
         if self._back is None:
             self._back = torch.linalg.pinv(P)
         maps = (A, b, P @ A @ self._back, (p @ A + b - p) @ self._back)
         heads = () if before is None else before.heads
-        visual.correction = AppliedCorrection(heads, *(part.to(visual.space_matrix()) for part in maps))
+        visual.correction = AppliedCorrection(heads, *(part.to(visual.projection_matrix()) for part in maps))
         try:
             yield
         finally:
@@ -363,5 +368,5 @@ def _depends(x: Tensor, leaves: Sequence[Tensor]) -> bool:
     """Whether x was computed from one of the leaves."""
     if not x.requires_grad or not leaves:
         return False
-    found = torch.autograd.grad(x, leaves, torch.ones_like(x), retain_graph=True, allow_unused=True)
-    return any(slope is not None for slope in found)
+    slopes = torch.autograd.grad(x, leaves, torch.ones_like(x), retain_graph=True, allow_unused=True)
+    return any(slope is not None for slope in slopes)

@@ -31,13 +31,13 @@ def row_terms(
     visual: VisionTower, segments: Sequence[Segment], final: Segment
 ) -> dict[int, tuple[int, Terms]]:
     """Row number (0: class token, 1 + t: extra token t) -> place in the leaf, and its terms."""
-    edit, length, found = final.edit, len(visual.positions), {}
+    edit, length, terms = final.edit, len(visual.positions), {}
     for place, position in enumerate(final.positions):
         extra = edit is not None and edit.count and edit.at is None and position >= length
         if position == 0 or extra:  # no method reads a patch's row behind the last layer
             row = 1 + position - length if extra else 0
-            found[row] = (place, _terms_of(visual, segments, final, position, row))
-    return found
+            terms[row] = (place, _terms_of(visual, segments, final, position, row))
+    return terms
 
 
 def _terms_of(
@@ -55,8 +55,8 @@ def _terms_of(
     while True:
         change = changes[layer - 1] = change_of(segment.edit, layer)
         z = segment.record[f"blocks.{layer}.attn.heads"][:, :, position].double().cpu()  # [B, H, d]
-        for own, head in ablated:
-            if own == layer:
+        for ablated_layer, head in ablated:
+            if ablated_layer == layer:
                 z[:, head] = 0
         heads[layer], mlps[layer] = z, segment.record[f"blocks.{layer}.mlp"][:, position].double().cpu()
         weights[layer - 1] = weight

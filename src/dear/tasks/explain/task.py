@@ -45,8 +45,9 @@ def explain(
     Args:
         run: run folder, method or model.
         images: an image, a folder, a pattern or several of them; an image set. None: `data` is explained.
-        answer: the class to explain; None: each image's answer.
-        against: the class to compare with; None: the runner-up.
+        answer: the class to explain; None: each image's answer, or each of its several labels.
+        against: the class to compare with; None: the runner-up. A label of several is compared with its
+            threshold.
         data: without `images` a labeled set to explain; with `images` the reference images. None: those the
             run was trained on, while they can be opened.
         split: of the set to explain.

@@ -19,7 +19,7 @@ from dear.clip.edit import Edit, Record
 from dear.clip.model import Clip
 from dear.clip.rows import Rows, spread_of
 from dear.clip.sharing import replace
-from dear.clip.tower import LayerNorm, Stretch
+from dear.clip.tower import LayerNorm, LayerRange
 from dear.clip.towers import TextTower, VisionTower
 from dear.errors import UsageError
 
@@ -119,52 +119,45 @@ class TracedVision(VisionTower):
     segments: list[Segment]
     script: Iterator[Scripted] | None  #: results to replay instead of running
 
-    def run_layers(self, stretch: Stretch) -> Tensor:
-        """As the base's, and recorded where the stretch ends before the last layer."""
-        if stretch.last == self.config.layers:
-            return super().run_layers(stretch)  # of `final_rows`
+    def run_layers(self, layers: LayerRange) -> Tensor:
+        """As the base's, and recorded where the layers ends before the last layer."""
+        if layers.last == self.config.layers:
+            return super().run_layers(layers)  # of `final_rows`
         if self.script is not None:
             scripted = next(self.script)
-            if stretch.record is not None:
-                scripted.segment.fill(stretch.record, scripted.heads)
+            if layers.record is not None:
+                scripted.segment.fill(layers.record, scripted.heads)
             return scripted.rows.x
         record = Record(slice(None), pattern=True)
         with torch.no_grad():
-            out = super().run_layers(stretch._replace(x=stretch.x.detach(), record=record))
-        segment = self._segment(stretch, record, out)
-        if stretch.record is not None:
-            segment.fill(stretch.record, {})
+            out = super().run_layers(layers._replace(x=layers.x.detach(), record=record))
+        segment = self._segment(layers, record, out)
+        if layers.record is not None:
+            segment.fill(layers.record, {})
         return out
 
-    def final_rows(
-        self,
-        x: Tensor,
-        first: int = 1,
-        edit: Edit | None = None,
-        read: Tensor | None = None,
-        record: Record | None = None,
-    ) -> Rows:
+    def run_to_rows(self, layers: LayerRange) -> Rows:
         """As the base's, recorded; the rows, and heads' outputs that the caller records, begin a gradient."""
         if self.script is not None:
             scripted = next(self.script)
-            if record is not None:
-                scripted.segment.fill(record, scripted.heads)
+            if layers.record is not None:
+                scripted.segment.fill(layers.record, scripted.heads)
             return scripted.rows
-        inner = Record(slice(None), pattern=True)
+        record = Record(slice(None), pattern=True)
         with torch.no_grad():
-            rows = super().final_rows(x.detach(), first, edit, read, inner)
+            rows = super().run_to_rows(layers._replace(x=layers.x.detach(), record=record))
             spread = spread_of(rows.x, self.ln_post.eps)
-        segment = self._segment(Stretch(x, first, self.config.layers, edit, read, record), inner, rows.x)
+        segment = self._segment(layers, record, rows.x)
         segment.final = Rows(rows.x.clone().requires_grad_(), rows.removed, spread)
-        if record is not None:
-            for layer in range(first, self.config.layers + 1):
-                z = inner[f"blocks.{layer}.attn.heads"][:, :, :1]
+        if layers.record is not None:
+            for layer in range(layers.first, layers.last + 1):
+                z = record[f"blocks.{layer}.attn.heads"][:, :, :1]
                 segment.heads[layer] = z.clone().requires_grad_()
-            segment.fill(record, segment.heads)
+            segment.fill(layers.record, segment.heads)
         return segment.final
 
-    def _segment(self, stretch: Stretch, record: Record, out: Tensor) -> Segment:
-        x, first, last, edit, read, _ = stretch
+    def _segment(self, layers: LayerRange, record: Record, out: Tensor) -> Segment:
+        x, first, last, edit, read, _ = layers
         length = x.shape[1]
         if edit is not None and edit.first is not None and first <= edit.first <= last:
             length += edit.count  # extra tokens entered within these layers
@@ -197,10 +190,10 @@ class TracedVision(VisionTower):
 class HeldText(TextTower):
     """The text tower of a traced backbone: texts are constants, so no gradient passes."""
 
-    def run_layers(self, stretch: Stretch) -> Tensor:
+    def run_layers(self, layers: LayerRange) -> Tensor:
         """As the base's, without gradient."""
         with torch.no_grad():
-            return super().run_layers(stretch)
+            return super().run_layers(layers)
 
 
 def traced(clip: Clip, segments: list[Segment]) -> tuple[Clip, TracedVision, dict[str, Tensor]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -83,7 +83,8 @@ class AnswerFile:
     """A table of labels and its journal.
 
     Rows of the table that the journal does not know (written by hand or by `dear label import`) are added to
-    the journal when the file is opened.
+    the journal when the file is opened. Labels that the table lacks, because a process was killed between
+    both writes, are added to the table.
 
     Args:
         path: the table, ending in `.csv`.
@@ -110,9 +111,12 @@ class AnswerFile:
         with self._lock:
             known = replay(self._entries()).labels
             rows = read_labels(self.path) if self.path.exists() else {}
+            self._splits = read_splits(self.path) if self.path.exists() else {}
             new = [Answer(path, "label", name) for path, name in rows.items() if known.get(path) != name]
             if new:
                 self._append(new)
+            if known.keys() - rows.keys():
+                self._write_table()
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Append answers; they are on disk when this returns.
@@ -128,13 +132,24 @@ class AnswerFile:
                 readable(answer.label)  # raises InputError
         with self._lock:
             self._append(answers)
-            labels = replay(self._entries()).labels
-            write_atomic(self.path, table_text(labels))
+            self._write_table()
+
+    def start_with(self, labels: Mapping[str, str], splits: Mapping[str, str]) -> None:
+        """Add labels of images without an answer, and remember the split of images: a column of the table."""
+        with self._lock:
+            answers = replay(self._entries())
+            known = {*answers.labels, *answers.none, *answers.skipped}
+            self._append([Answer(path, "label", name) for path, name in labels.items() if path not in known])
+            self._splits = {**splits, **self._splits}
+            self._write_table()
 
     def read(self) -> Answers:
         """All answers so far, those of other processes included."""
         with self._lock:
             return replay(self._entries())
+
+    def _write_table(self) -> None:
+        write_atomic(self.path, table_text(replay(self._entries()).labels, self._splits))
 
     def _append(self, answers: Sequence[Answer]) -> None:
         text = io.StringIO()
@@ -170,13 +185,26 @@ class AnswerFile:
         return entries
 
 
-def table_text(labels: dict[str, str]) -> str:
-    """A table of paths and class names as CSV text."""
+def table_text(labels: Mapping[str, str], splits: Mapping[str, str] | None = None) -> str:
+    """A table of paths, class names and, where they are known, splits as CSV text.
+
+    >>> table_text({"a.jpg": "cat"}, {"a.jpg": "test"}).splitlines()
+    ['path,label,split', 'a.jpg,cat,test']
+    """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(("path", "label"))
-    table.writerows(labels.items())
+    table.writerow(("path", "label", "split") if splits else ("path", "label"))
+    for path, name in labels.items():
+        table.writerow((path, name, splits.get(path, "train")) if splits else (path, name))
     return text.getvalue()
+
+
+def read_splits(path: PathLike) -> dict[str, str]:
+    """The split of each image of a table; empty where it has no column split."""
+    reader = csv.DictReader(io.StringIO(read_list(Path(path), "table of labels"), newline=""))
+    if "split" not in (reader.fieldnames or ()):
+        return {}
+    return {row["path"] or "": row["split"] or "train" for row in reader}
 
 
 def read_labels(path: PathLike) -> dict[str, str]:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
 from dear.data.check import find_unreadable
-from dear.data.images import TEMPLATE, ImageSet
+from dear.data.images import TEMPLATE, ImageLike, ImageSet, require_one_label
+from dear.data.inputs import as_images
 from dear.data.open import open_data
-from dear.data.unlabeled import open_unlabeled
+from dear.data.unlabeled import open_unlabeled, unlabeled_images
 from dear.errors import DataError, InputError
 from dear.runs.feature_cache import FeatureCache
-from dear.runs.model import Model
+from dear.runs.model import Model, Run
 from dear.unlabeled import (
     UNLABELED,
     choose_next,
@@ -31,6 +35,9 @@ from dear.unlabeled import (
 from dear.utils.files import PathLike, write_atomic
 from dear.utils.progress import Progress
 from dear.utils.text import fill_template
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -50,16 +57,30 @@ class NextLabels:
     classes: tuple[str, ...]
     unreadable: tuple[str, ...]  #: why images were left out
 
+    def __repr__(self) -> str:
+        return f"<NextLabels: {len(self.choices)} images, the first {self.choices[0].path!r}>"
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per image, the most useful first: path, guess, confidence."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(choice) for choice in self.choices])
+
+    def _repr_html_(self) -> str:
+        html: str = self.to_frame().to_html(index=False)
+        return html
+
 
 def label_next(
-    pool: PathLike | ImageSet,
-    clip: Clip,
-    count: int = 50,
+    pool: PathLike | ImageSet | Sequence[ImageLike],
     *,
+    count: int = 50,
     data: PathLike | ImageSet | None = None,
     data_root: PathLike | None = None,
     classes: Sequence[str] | None = None,
-    run: Model | None = None,
+    run: Run | None = None,
+    backbone: PathLike | Clip = "mini",
+    device: str = "auto",
     template: str | None = None,
     seed: int = 0,
     progress: Progress | None = None,
@@ -71,13 +92,14 @@ def label_next(
     chosen or labeled image are never chosen.
 
     Args:
-        pool: a folder, a table with a column `path`, a dataset, or an image set.
-        clip: the backbone.
+        pool: a folder, a table with a column `path`, a dataset, an image set, or a list of images.
         count: images to choose; fewer are returned where the others are labeled or duplicates.
         data: labeled images: what `open_data` takes, or an image set.
         data_root: the folder that the paths of the table `data` start from.
         classes: class names, for guesses; None: those of the data or the run.
-        run: a trained model whose uncertainty counts, instead of that of a probe.
+        run: run folder or trained model whose uncertainty counts, instead of that of a probe.
+        backbone: what `dear.load` takes, or a loaded backbone; a run has its own.
+        device: "auto", "cpu", "cuda", …
         template: prompt with `{}`; None: that of the data, or "a photo of a {}.".
         seed: of the clusters.
         progress: called with (stage, done, total).
@@ -88,27 +110,34 @@ def label_next(
     """
     if count < 1:
         raise InputError(f"count must be at least 1, got {count}")
+    model = None if run is None else Model.of(run, None, device)
+    if model is not None:
+        clip = model.clip
+    else:
+        clip = backbone if isinstance(backbone, Clip) else load(backbone, device=pick_device(device))
     images, unreadable = open_readable(pool)
     labeled = None
     if data is not None and isinstance(data, ImageSet):
         labeled = data
     elif data is not None:
         labeled = open_data(data, "all", root=data_root, template=template)
-    names = _class_names(classes, labeled, run)
+    if labeled is not None:
+        require_one_label(labeled, "labeling")
+    names = _class_names(classes, labeled, model)
     prompt = template or (labeled.template if labeled is not None else TEMPLATE)
     cache = FeatureCache()
-    features = F.normalize(cache.image_features(clip.focused(()), images, progress), dim=1)
+    features = F.normalize(cache.image_features(clip, images, progress), dim=1)
     labels = torch.full((len(images),), UNLABELED, dtype=torch.int64)
     if labeled is not None:
         column = torch.tensor([names.index(name) if name in names else UNLABELED for name in labeled.classes])
-        features = torch.cat([features, F.normalize(cache.image_features(clip.focused(()), labeled), dim=1)])
+        features = torch.cat([features, F.normalize(cache.image_features(clip, labeled), dim=1)])
         labels = torch.cat([labels, column[labeled.labels]])
     texts = text_features(clip, names, prompt)
     exclude = torch.arange(len(features)) >= len(images)
     known = bool((labels != UNLABELED).any())
     guesses: Tensor | None = None
-    if run is not None:
-        guesses = run.probabilities(images)
+    if model is not None:
+        guesses = model.probabilities(images)
         scores = torch.zeros(len(features))
         scores[: len(images)] = 1 - margins(guesses)
         unit = F.normalize(features - features.mean(dim=0), dim=1)
@@ -137,13 +166,18 @@ def label_next(
     return NextLabels(tuple(choices), names, unreadable)
 
 
-def open_readable(pool: PathLike | ImageSet) -> tuple[ImageSet, tuple[str, ...]]:
+def open_readable(pool: PathLike | ImageSet | Sequence[ImageLike]) -> tuple[ImageSet, tuple[str, ...]]:
     """The readable images of a pool, and why others cannot be read.
 
     Raises:
         DataError: there is no readable image.
     """
-    images = pool if isinstance(pool, ImageSet) else open_unlabeled(pool)
+    if isinstance(pool, ImageSet):
+        images = pool
+    elif isinstance(pool, str | os.PathLike):
+        images = open_unlabeled(pool)
+    else:
+        images = unlabeled_images(as_images(pool))
     bad = find_unreadable(images, range(len(images)))
     if len(bad) == len(images):
         raise DataError(f"{images.name}: none of its images can be read; the first: {bad[0].reason}")

@@ -1,6 +1,8 @@
 """Exchange with other labeling tools: Label Studio tasks with predictions, and answers from its exports.
 
-Formats: https://labelstud.io/guide/tasks and https://labelstud.io/guide/export (JSON, JSON-MIN, CSV).
+Formats: https://labelstud.io/guide/predictions and https://labelstud.io/guide/export (JSON, JSON-MIN, CSV).
+Predictions are shown by a project with an `Image` named image and `Choices` named choice. In JSON-MIN and CSV
+the answer has the name of the control, which other projects choose freely.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from dear.tasks.labeling.answers import read_labels
 from dear.tasks.labeling.choose import NextLabels
 from dear.utils.files import PathLike, read_json, write_json
 
+#: fields of JSON-MIN and CSV that Label Studio adds to those of the task and the answer
+FIELDS = {"id", "annotator", "annotation_id", "created_at", "updated_at", "lead_time", "image", "path"}
 LOCAL_FILES = "/data/local-files/?d="  #: where Label Studio serves files of its own machine
 
 
@@ -71,9 +75,9 @@ def import_labels(source: PathLike, images: PathLike | None = None) -> dict[str,
     """
     path = Path(source)
     if path.is_dir():
-        found = open_folder(path, "all")
-        names = [found.classes[label] for label in found.labels.tolist()]
-        labels = dict(zip(found.paths, names, strict=True))
+        folder = open_folder(path, "all")
+        names = [folder.classes[label] for label in folder.labels.tolist()]
+        labels = dict(zip(folder.paths, names, strict=True))
     elif path.suffix.lower() == ".json":
         labels = _joined(_json_labels(path), path)
     elif path.suffix.lower() == ".csv":
@@ -113,9 +117,12 @@ def _csv_labels(path: Path) -> Iterable[tuple[str, str]]:
 
 
 def _flat(row: Mapping[str, Any], where: str) -> Iterable[tuple[str, str]]:
-    choice = row.get("choice")
+    names = ["choice"] if "choice" in row else sorted(str(name) for name in row if name not in FIELDS)
+    if len(names) > 1:
+        raise DataError(f"{where}: one field must hold the answer, got {', '.join(names)}; name it choice")
+    choice = row.get(names[0]) if names else None
     if choice is not None and not isinstance(choice, str):
-        raise DataError(f"{where}: choice must be one class name, got {str(choice)[:80]}")
+        raise DataError(f"{where}: {names[0]} must be one class name, got {str(choice)[:80]}")
     if choice:
         yield _address(row, where), choice
 

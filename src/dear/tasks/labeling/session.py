@@ -7,7 +7,6 @@ from what is there meanwhile.
 
 from __future__ import annotations
 
-import math
 import shlex
 import threading
 import time
@@ -21,10 +20,11 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.data.images import TEMPLATE, ImageSet, readable
-from dear.errors import InputError
+from dear.errors import DataError, InputError
 from dear.runs.class_lists import find_twins
 from dear.runs.feature_cache import FeatureCache
 from dear.tasks.labeling.answers import Answer, AnswerFile, Kind
+from dear.tasks.labeling.check import open_all
 from dear.tasks.labeling.choose import counts_of, guess, open_readable, text_features
 from dear.train.label_check import LEAST_IMAGES, out_of_sample, rank_labels
 from dear.unlabeled import UNLABELED, Forecast, choose_next, draw_rows, forecast_gain, learning_curve
@@ -60,7 +60,7 @@ class _Tab:
     """What one browser tab did and shows."""
 
     history: list[list[str]] = field(default_factory=list)  #: paths of its answers
-    shown: dict[int, float] = field(default_factory=dict)  #: places and until when they are its own
+    shown: dict[int, float] = field(default_factory=dict)  #: places, and until when no other tab shows them
 
 
 class LabelingSession:
@@ -175,7 +175,7 @@ class LabelingSession:
         """Everything that the page shows, with the next image, group or suspect for a tab.
 
         Args:
-            tab: who asks; images that it shows are not shown to others for two minutes.
+            tab: the browser tab; images that it shows are not shown to others for two minutes.
             mode: "one" image, a "group" of similar images, or "check" labels that look wrong.
             place: the image to show instead of the next one.
         """
@@ -383,23 +383,26 @@ class LabelingSession:
 def describe_forecast(forecast: Forecast | None) -> dict[str, Any] | None:
     """Cross-validated accuracy with its interval, the expected gain, and advice; None: not known yet.
 
-    >>> describe_forecast(Forecast(40, 0.9, (0.8, 0.95), 0.004, (0.0, 0.01), None))["advice"]
-    'More labels are hardly worth it: 50 more are expected to bring less than one point.'
+    Of fewer than 20 held-out images nothing is shown: they belong to the classes that have most labels, which
+    are answered better than the others.
+
+    >>> describe_forecast(Forecast(40, 0.9, (0.8, 0.95), 0.004, (-0.06, 0.07)))["advice"]
+    'More labels are hardly worth it: 50 more are expected to bring 0 points (90 % interval -6 to 7).'
     """
-    if forecast is None or not forecast.images or math.isnan(forecast.accuracy):
+    if forecast is None or forecast.gain is None or forecast.gain_interval is None:
         return None
-    advice = "Label two or more images of every class to see what more labels would bring."
-    if forecast.gain is not None and forecast.gain < WORTH:
-        advice = f"More labels are hardly worth it: {MORE} more are expected to bring less than one point."
-    elif forecast.gain is not None:
-        advice = f"{MORE} more labels are expected to bring about {100 * forecast.gain:.0f} points."
+    least, most = (f"{100 * end:.0f}" for end in forecast.gain_interval)
+    points = f"{100 * forecast.gain:.0f} points (90 % interval {least} to {most})"
+    advice = f"{MORE} more labels are expected to bring {points}."
+    if forecast.gain < WORTH:
+        advice = f"More labels are hardly worth it: {MORE} more are expected to bring {points}."
     low, high = forecast.accuracy_interval
     return {
         "accuracy": round(forecast.accuracy, 4),
         "low": round(low, 4),
         "high": round(high, 4),
         "images": forecast.images,
-        "gain": None if forecast.gain is None else round(forecast.gain, 4),
+        "gain": round(forecast.gain, 4),
         "advice": advice,
     }
 
@@ -412,6 +415,7 @@ def start_session(
     template: str | None = None,
     backbone: str = "",
     progress: Progress | None = None,
+    data: PathLike | None = None,
 ) -> tuple[LabelingSession, tuple[str, ...]]:
     """A session on the images of a pool, and why some images cannot be read.
 
@@ -423,13 +427,22 @@ def start_session(
         template: prompt with `{}`.
         backbone: how the user names the backbone.
         progress: called with (stage, done, total).
+        data: labels to start with, which can be checked: class folders or a table of the same images.
 
     Raises:
-        DataError: the pool holds no readable image.
+        DataError: the pool holds no readable image, or none that the data labels.
     """
     file = AnswerFile(out)
     images, unreadable = open_readable(pool)
-    features = F.normalize(FeatureCache().image_features(clip.focused(()), images, progress), dim=1)
+    if data is not None:
+        every, splits = open_all(data)
+        keys = [every.key(index) for index in range(len(every))]
+        shown = {images.key(index) for index in range(len(images))}
+        if shown.isdisjoint(keys):
+            raise DataError(f"{data}: labels no image of {pool}; its first is {keys[0]!r}")
+        labels = (every.classes[label] for label in every.labels.tolist())
+        file.start_with(dict(zip(keys, labels, strict=True)), dict(zip(keys, splits, strict=True)))
+    features = F.normalize(FeatureCache().image_features(clip, images, progress), dim=1)
     session = LabelingSession(
         images, features, clip, file, classes, template or TEMPLATE, str(pool), backbone or clip.name
     )

@@ -52,6 +52,7 @@ def measure_heads(
     """
     if clip is not None:
         roles.check(clip, allow_other)
+    roles = roles.to_show()
     progress("plane", 0, None)
     plane = phrase_plane(list(roles.evidence.get("concept_of", {})))
     if clip is None or images is None:
@@ -62,12 +63,12 @@ def measure_heads(
     numbers = even_places(len(images), limit)
     some, count = images.subset(numbers), len(numbers)
     seen = collect(clip, some, progress=lambda done: progress("images", done, count))
-    found = {}
+    activating = {}
     for key in chosen:
         phrase = roles[key].phrases[0] if roles[key].phrases else None
         text = None if phrase is None else clip.encode_text([phrase])[0].float().cpu()
-        found[key] = activating_images(seen, key, text, phrase, top)
-    wanted = sorted({row for each in found.values() for row in (*each.most, *each.least)})
+        activating[key] = activating_images(seen, key, text, phrase, top)
+    wanted = sorted({row for each in activating.values() for row in (*each.most, *each.least)})
     looks, _ = over_pixels(
         some.subset(wanted), lambda pixels: attention_maps(clip, pixels, chosen).cpu(), clip, batch=32
     )
@@ -78,7 +79,7 @@ def measure_heads(
     return HeadEvidence(
         thumbnails={numbers[row]: _thumbnail(some, row) for row in wanted},
         names={numbers[row]: some.classes[int(some.labels[row])] for row in wanted},
-        heads=_shown(found, numbers, wanted, torch.cat(looks, dim=1)),
+        heads=_shown(activating, numbers, wanted, torch.cat(looks, dim=1)),
         side=clip.config.vision.side,
         layers=tuple(layer_effects(task)) if task else (),
         roles=tuple(role_effects(task, roles)) if task else (),
@@ -89,11 +90,11 @@ def measure_heads(
 
 
 def _shown(
-    found: dict[Key, ActivatingImages], numbers: list[int], wanted: list[int], looks: Tensor
+    activating: dict[Key, ActivatingImages], numbers: list[int], wanted: list[int], looks: Tensor
 ) -> dict[Key, tuple[str | None, tuple[Seen, ...], tuple[Seen, ...]]]:
     """Per head: its phrase, and the images that activate it most and least, with scores and attention maps.
 
-    `looks` [K, rows, side, side] has the heads in the order of `found` and the images in that of `wanted`.
+    `looks` [K, rows, side, side] follows the order of `activating` and `wanted`.
     """
     place = {row: at for at, row in enumerate(wanted)}
 
@@ -104,7 +105,7 @@ def _shown(
 
     return {
         key: (each.phrase, seen(at, each.scores, each.most), seen(at, each.scores, each.least))
-        for at, (key, each) in enumerate(found.items())
+        for at, (key, each) in enumerate(activating.items())
     }
 
 
@@ -127,8 +128,11 @@ def phrase_plane(phrases: Sequence[str]) -> dict[str, tuple[float, float]]:
 
 
 def _digits(look: Tensor) -> str:
-    """An attention map [side, side] as digits from 0 to 9, relative to its largest value."""
-    share = look / look.max().clamp(min=1e-12)
+    """An attention map [side, side] as digits from 0 to 9; 9 from the 95th percentile on.
+
+    Relative to the maximum, one patch with most of the attention would leave all others dark.
+    """
+    share = (look / look.quantile(0.95).clamp(min=1e-12)).clamp(max=1)
     return "".join(str(round(value)) for value in (9 * share).flatten().tolist())
 
 

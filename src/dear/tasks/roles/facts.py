@@ -56,32 +56,34 @@ def map_quality(roles: RoleMap, evidence: HeadEvidence) -> list[tuple[str, bool]
     >>> map_quality(RoleMap.table2(), HeadEvidence())[0]
     ('This map does not say on which images it was made, so its quality is unknown.', True)
     """
-    found: list[tuple[str, bool]] = []
+    sentences: list[tuple[str, bool]] = []
     count = roles.evidence.get("image_count")
     if roles.evidence.get("source") == "weights":
-        found.append(("It was made from weights alone, without images.", False))
+        sentences.append(("It was made from weights alone, without images.", False))
     elif not count:
-        found.append(("This map does not say on which images it was made, so its quality is unknown.", True))
+        sentences.append(
+            ("This map does not say on which images it was made, so its quality is unknown.", True)
+        )
     elif count < ENOUGH_IMAGES:
         sentence = (
             f"It was made from {count:,} images. With fewer than {ENOUGH_IMAGES:,} varied images, "
             "another set of images would give other roles to many heads."
         )
-        found.append((sentence, True))
+        sentences.append((sentence, True))
     else:
-        found.append((f"It was made from {count:,} images.", False))
-    stability = roles.evidence.get("stability")  # what a bootstrap over images or phrases found
+        sentences.append((f"It was made from {count:,} images.", False))
+    stability = roles.evidence.get("stability")  # what a bootstrap over images or phrases reports
     share = stability.get("share") if isinstance(stability, Mapping) else stability
     if isinstance(share, int | float):
         over = stability.get("over", "images") if isinstance(stability, Mapping) else "images"
         sentence = f"{percent(float(share))} of the heads keep their role when the {over} are drawn again."
-        found.append((sentence, share < 0.7))
+        sentences.append((sentence, share < 0.7))
     explained = roles.evidence.get("explained") or {}
     shares = [float(value) for row in explained.values() for value in row]
     if shares:
         mean = sum(shares) / len(shares)
         sentence = f"The phrases explain {percent(mean)} of the variance of a head on average."
-        found.append((sentence, mean < 0.3))
+        sentences.append((sentence, mean < 0.3))
     linear = roles.evidence.get("linear_share")  # of towers with attention pooling
     if isinstance(linear, int | float):
         sentence = (
@@ -89,7 +91,7 @@ def map_quality(roles: RoleMap, evidence: HeadEvidence) -> list[tuple[str, bool]
             "heads; the rest passes the pooling MLP and belongs to none, so what heads do is known to that "
             "extent only."
         )
-        found.append((sentence, linear < 0.5))
+        sentences.append((sentence, linear < 0.5))
     counts = roles.counts()
     shielded = counts["other"] + counts["generalization"]
     sentence = (
@@ -97,7 +99,7 @@ def map_quality(roles: RoleMap, evidence: HeadEvidence) -> list[tuple[str, bool]
         "the token of their own attribute."
     )
     sentence += "" if shielded else " A map that shields nothing keeps nothing."
-    found.append((sentence, shielded == 0))
+    sentences.append((sentence, shielded == 0))
     core = [row for row in evidence.roles if row["kind"] == "core" and not row["concept"]]
     if core and evidence.accuracy is not None:  # labels were given
         cost = 100 * (evidence.accuracy - core[0]["accuracy"])
@@ -106,5 +108,5 @@ def map_quality(roles: RoleMap, evidence: HeadEvidence) -> list[tuple[str, bool]
             f"Replacing the {core[0]['heads']} core heads by their mean costs {cost:.1f} points of zero-shot "
             f"accuracy; as many random heads of the same layers cost {control:.1f}."
         )
-        found.append((sentence, cost <= control))
-    return found
+        sentences.append((sentence, cost <= control))
+    return sentences

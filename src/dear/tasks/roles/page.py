@@ -50,60 +50,61 @@ def roles_page(
     >>> page.startswith("<!doctype html>"), "Photo taken in Namib Desert" in page
     (True, True)
     """
-    evidence = evidence or HeadEvidence()
+    evidence, shown = evidence or HeadEvidence(), roles.to_show()
     return render(
         "roles.html",
         title=f"What the heads of {roles.backbone or 'this backbone'} do",
-        roles=roles,
+        roles=shown,
         notice=specialization_notice(roles),
         map=head_map(roles),
-        counts=", ".join(f"{roles.counts()[kind]} {KIND_TITLES[kind]}" for kind in KINDS),
+        counts=", ".join(f"{shown.counts()[kind]} {KIND_TITLES[kind]}" for kind in KINDS),
         kinds=kind_meanings(),
         quality=map_quality(roles, evidence),
         next_steps=next_steps or {},
-        concepts=_concepts(roles, evidence),
+        concepts=_concepts(shown, evidence),
         effects=_effects(roles, evidence),
-        all_heads=_all_heads(roles),
+        all_heads=_all_heads(shown),
         provenance=_provenance(roles),
-        data=Markup(_data(roles, evidence)),
+        data=Markup(_data(shown, evidence)),
     )
 
 
 def _concepts(roles: RoleMap, evidence: HeadEvidence) -> dict[str, Any]:
     """The section about concepts; empty for a map without any."""
-    found = roles.evidence.get("concepts")
-    if not isinstance(found, dict):
+    clusters = roles.evidence.get("concepts")
+    if not isinstance(clusters, dict):
         return {}
     of = roles.evidence.get("concept_of", {})
-    clustered = found.get("way", "clusters") == "clusters"
+    clustered = clusters.get("way", "clusters") == "clusters"
     columns = ("concept", "phrases", "clusters") if clustered else ("concept", "phrases")
     rows = tuple(
         (name, *(f"{entry[column]:d}" for column in columns[1:]))
-        for name, entry in found.get("concepts", {}).items()
+        for name, entry in clusters.get("concepts", {}).items()
     )
     agreement = tuple(
-        (_AGREEMENT.get(name, name), f"{value:.3f}") for name, value in (found.get("agreement") or {}).items()
+        (_AGREEMENT.get(name, name), f"{value:.3f}")
+        for name, value in (clusters.get("agreement") or {}).items()
     )
     plane = {phrase: place for phrase, place in evidence.plane.items() if phrase in of}
     return {
-        "sentence": f"{int(found.get('phrases', 0))} different phrases were picked by the heads; "
-        + _how_named(found),
+        "sentence": f"{int(clusters.get('phrases', 0))} different phrases were picked by the heads; "
+        + _how_named(clusters),
         "table": Table(columns, rows),
         "agreement": Table(("agreement with the tags of the corpus", ""), agreement),
         "plane": phrase_plane_figure(plane, of, colors_of(roles)) if plane else None,
     }
 
 
-def _how_named(found: Mapping[str, Any]) -> str:
+def _how_named(clusters: Mapping[str, Any]) -> str:
     """Where the concepts of the phrases come from, as the rest of a sentence."""
-    way = found.get("way", "clusters")
+    way = clusters.get("way", "clusters")
     if way == "tags":
         return "each counts for the concept that the corpus was written for."
     if way == "fixed":
         return "each counts for the nearest of the concepts that were given."
-    noise = percent(float(found.get("noise", 0)))
+    noise = percent(float(clusters.get("noise", 0)))
     return (
-        f"they form {int(found.get('clusters', 0))} clusters ({noise} of the phrases belonged to none and "
+        f"they form {int(clusters.get('clusters', 0))} clusters ({noise} of the phrases belonged to none and "
         "went to the nearest one). Clusters of one name count as one concept."
     )
 

@@ -16,6 +16,7 @@ def examine(
     other: ImageSet | None = None,
     mode: str | None = None,
     progress: Progress | None = None,
+    among_all: bool = True,
 ) -> RunFacts:
     """Measure an adapted model against the frozen one.
 
@@ -25,15 +26,16 @@ def examine(
         other: another set, all of whose classes count as new.
         mode: the mode to report on; None for the usual one.
         progress: called with ("images", images done, images in all).
+        among_all: also measure new classes among the trained ones, which reads their images again.
 
     Raises:
         DataError: no image is of a class the model was trained on.
     """
     model = Model.of(run)
     method, mode = model.method, model.pick_mode(mode)
-    own = set(method.classes)
-    known = [name for name in images.classes if name in own]
-    others = [name for name in images.classes if name not in own]
+    trained_names = set(method.classes)
+    known = [name for name in images.classes if name in trained_names]
+    others = [name for name in images.classes if name not in trained_names]
     if not known:
         raise DataError(
             f"{images.name}: has none of the classes the model was trained on "
@@ -42,7 +44,10 @@ def examine(
         )
     trained_images = images if not others else images.select_classes(known)
     new_images = other if other is not None else (images.select_classes(others) if others else None)
-    total = _TotalProgress(progress, 2 * len(trained_images) + 4 * (len(new_images) if new_images else 0))
+    passes = 4 if among_all else 2
+    total = _TotalProgress(
+        progress, 2 * len(trained_images) + passes * (len(new_images) if new_images else 0)
+    )
     new, why = None, ""
     trained = _compare(model, trained_images, mode, total)
     if new_images is None or len(new_images) == 0:
@@ -50,7 +55,7 @@ def examine(
     elif not method.open_classes:
         why = f"{method.title} learns its classes themselves: it cannot name new ones."
     else:
-        new = _new_classes(model, new_images, mode, total)
+        new = _new_classes(model, new_images, mode, total, among_all)
     weights = method.facts().get("fusion_weights", {})
     gates = dict(method.named_buffers()).get("history")
     return RunFacts(
@@ -87,10 +92,12 @@ def _compare(model: Model, images: ImageSet, mode: str, progress: Progress) -> C
     return Compared(images, adapted, fitting.frozen().evaluate(images, progress=progress), mode)
 
 
-def _new_classes(model: Model, images: ImageSet, mode: str, progress: Progress) -> NewClasses:
-    """New classes among themselves, and among the trained ones where no name is both."""
+def _new_classes(
+    model: Model, images: ImageSet, mode: str, progress: Progress, among_all: bool
+) -> NewClasses:
+    """New classes among themselves, and, if wanted, among the trained ones where no name is both."""
     alone = _compare(model.with_classes(images.classes, images.template), images, mode, progress)
-    if set(model.classes) & set(images.classes):
+    if not among_all or set(model.classes) & set(images.classes):
         return NewClasses(alone, None, 0)
     every = model.with_classes(images.classes, add=True)
     return NewClasses(alone, _compare(every, images, mode, progress), len(model.classes))

@@ -61,6 +61,7 @@ def run_page(
         mistakes=_mistakes(trained),
         most_wrong=gallery(trained, trained.most_wrong(WRONG)),
         new=_new(facts),
+        tree=_tree(trained),
         fusion=figures.fusion_weights(facts.fusion_weights) if facts.fusion_weights else None,
         fusion_words=", ".join(f"{name} {value:.3f}" for name, value in facts.fusion_weights.items()),
         gates=None if facts.gates is None else gates_figure(facts.gates),
@@ -138,11 +139,11 @@ def _class_table(trained: Compared, zero_shot: bool) -> Table:
 def changed_classes(trained: Compared, better: bool) -> Table:
     """The classes that gained, or lost, most."""
     rows = trained.class_changes()
-    found = [row for row in reversed(rows) if row[2] > row[1]] if better else rows
-    found = [row for row in found if (row[2] > row[1]) == better and row[2] != row[1]][:CLASSES]
+    shown = [row for row in reversed(rows) if row[2] > row[1]] if better else rows
+    shown = [row for row in shown if (row[2] > row[1]) == better and row[2] != row[1]][:CLASSES]
     return Table(
         ("class", "before", "after", "points"),
-        tuple((name, percent(b), percent(a), f"{100 * (a - b):+.1f}") for name, b, a in found),
+        tuple((name, percent(b), percent(a), f"{100 * (a - b):+.1f}") for name, b, a in shown),
     )
 
 
@@ -150,6 +151,19 @@ def _mistakes(trained: Compared) -> Table:
     pairs = trained.confused_pairs(10)
     rows = tuple((f"{truth} → {answer}", f"{count} of {total}") for truth, answer, count, total in pairs)
     return Table(("truth → answer", "images"), rows)
+
+
+def _tree(trained: Compared) -> Table | None:
+    """Accuracy by level of the class tree, and which level is answered; None without a tree."""
+    if trained.adapted.tree is None:
+        return None
+    levels = trained.adapted.tree[trained.mode]
+    rows = [
+        (f"{level} (top)" if level == 1 else str(level), percent(accuracy), percent(share))
+        for level, (accuracy, share) in enumerate(zip(levels.levels, levels.named, strict=True), 1)
+    ]
+    rows.append(("none is certain", "", percent(levels.unnamed)))
+    return Table(("level", "accuracy at this level", "images answered at this level"), tuple(rows))
 
 
 def spread_rows(rows: Sequence[int]) -> Sequence[int]:

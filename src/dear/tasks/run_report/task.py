@@ -11,6 +11,7 @@ from dear.runs.folder import read_config
 from dear.runs.images import run_images
 from dear.tasks.load import load_model
 from dear.tasks.run_report.examine import examine
+from dear.tasks.run_report.sets import examine_sets
 from dear.tasks.share.transfer import local_run
 from dear.train.label_check import label_sentence
 from dear.utils.files import PathLike
@@ -32,7 +33,8 @@ def report_run(
     """Write one page about an adapted model.
 
     It shows accuracy per class, confusions, the worst errors, fusion weights, the change against zero-shot,
-    and the accuracy on classes that were not trained.
+    and the accuracy on classes that were not trained; for several labels per image average precision with
+    intervals, F1, and labels that are missed or wrong.
 
     Args:
         run: run folder, archive, or `hf://owner/name`.
@@ -58,7 +60,8 @@ def report_run(
     config = read_config(folder)
     images = run_images(folder) if data is None else _open(data, data_root)
     model = load_model(folder, backbone, device)
-    facts = examine(model, images, None if other is None else _open(other, data_root), mode, progress)
+    others = None if other is None else _open(other, data_root)
+    facts = (examine_sets if model.method.several else examine)(model, images, others, mode, progress)
     epochs, batch, seed = (config.recipe.get(name) for name in ("epochs", "batch", "seed"))
     notes = {
         "trained on": f"{config.images} images of {config.dataset}",

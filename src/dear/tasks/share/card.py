@@ -58,7 +58,7 @@ def model_card(config: Spec, metrics: Mapping[str, Any], name: str) -> str:
 
 
 def _figures(metrics: Mapping[str, Any]) -> list[str]:
-    found = []
+    lines = []
     for name, entry in metrics.items():
         accuracy = entry.get("accuracy") if isinstance(entry, Mapping) else None
         if isinstance(accuracy, Mapping):  # by mode, the usual one first
@@ -66,11 +66,11 @@ def _figures(metrics: Mapping[str, Any]) -> list[str]:
         images = entry.get("images") if isinstance(entry, Mapping) else None
         if isinstance(accuracy, int | float) and isinstance(images, int) and images > 0:
             low, high = share_interval(round(accuracy * images), images, 0.95)
-            found.append(
+            lines.append(
                 f"- {_plain(name)}: accuracy {accuracy:.1%} of {images} images "
                 f"(95% confidence interval {low:.1%} to {high:.1%})"
             )
-    return found or ["- no accuracy was measured on held-out images"]
+    return lines or ["- no accuracy was measured on held-out images"]
 
 
 def _plain(text: str) -> str:

@@ -82,8 +82,8 @@ def pull(name: str, out: str | os.PathLike[str] | None = None, *, endpoint: str 
         size = sum(file.size or 0 for file in info.siblings or () if file.rfilename in FILES)
         if size > MOST_BYTES:
             raise RunError(f"{name}: its files have {size:,} bytes; a run has at most {MOST_BYTES:,}")
-        found = snapshot_download(name, revision=info.sha, allow_patterns=list(FILES), endpoint=endpoint)
-    folder = Path(found)
+        downloaded = snapshot_download(name, revision=info.sha, allow_patterns=list(FILES), endpoint=endpoint)
+    folder = Path(downloaded)
     _run_files(folder)
     if out is None:
         return folder
@@ -173,15 +173,17 @@ def _unpack(path: Path, folder: Path) -> None:
             remaining = MOST_BACKBONE_BYTES
             for info in members:
                 name = PurePosixPath(info.filename)
-                own = len(name.parts) == 1 and name.name in (*FILES, LOCK)
+                run_file = len(name.parts) == 1 and name.name in (*FILES, LOCK)
                 weights = (
                     len(name.parts) == 2 and name.parts[0] == BACKBONE and name.suffix in _BACKBONE_FILES
                 )
-                if not own and not weights:
+                if not run_file and not weights:
                     raise RunError(f"{path}: holds {info.filename[:80]!r}, which is no part of a bundle")
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                remaining -= _copy(archive, info, target, min(MOST_BYTES, remaining) if own else remaining)
+                remaining -= _copy(
+                    archive, info, target, min(MOST_BYTES, remaining) if run_file else remaining
+                )
     except (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
         raise RunError(f"{path}: is not an archive that dear bundle wrote ({error})") from error
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, targets_of
 from dear.runs.recipe import Recipe
 
 LEAST_STEPS = 200  #: training steps, however small the set
@@ -18,13 +18,16 @@ _UNBALANCED = 2.0  # largest class over smallest class
 
 def counts(images: ImageSet) -> list[int]:
     """Images per class."""
+    targets = targets_of(images)
+    if targets is not None:
+        return [int(n) for n in targets.sum(dim=0)]
     return [int(n) for n in torch.bincount(images.labels, minlength=len(images.classes))]
 
 
 def balanced_rows(labels: Tensor) -> list[int]:
     """Places of images, those of rare classes repeated, so that an epoch shows classes about equally often.
 
-    Every image stands there once where the largest class is less than twice the smallest.
+    Every image occurs once if the largest class has less than twice the images of the smallest.
     """
     number = [n for n in torch.bincount(labels).tolist() if n]
     if max(number) < _UNBALANCED * min(number):

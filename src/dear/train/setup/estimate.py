@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from dear.data.images import ImageSet
-from dear.methods.base import Loss, Method, in_precision
+from dear.methods.base import Method, in_precision
+from dear.methods.frozen import Loss
 from dear.train.calibrate import trial_costs
 from dear.train.feed import Feed
 from dear.train.frozen import views_for

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-import torch
-
 from dear.clip.model import Clip
 from dear.data.folds import Places
 from dear.data.images import ImageSet
@@ -49,9 +47,9 @@ def find_focus(
     `units` [n]: copies of an image have the same; None: images with equal features are copies.
     """
     heads = {
-        name: left
-        for name, own in attribute_heads(roles).items()
-        if (left := tuple(head for head in own if head not in clip.visual.removed_heads))
+        name: present
+        for name, heads_of_role in attribute_heads(roles).items()
+        if (present := tuple(head for head in heads_of_role if head not in clip.visual.removed_heads))
     }
     if caveat := roles.caveat():
         if wanted != AUTO:
@@ -62,7 +60,7 @@ def find_focus(
         heads = {name: heads[name]}
     labels = images.labels
     if not heads:
-        return FocusChoice(None, why="no head of the role map has a role of its own")
+        return FocusChoice(None, why="no head of the role map has an attribute role")
     if not enough_to_measure(labels, units):
         if wanted != AUTO:
             return FocusChoice(
@@ -70,30 +68,29 @@ def find_focus(
             )
         return focus_by_names(clip, images.classes, heads)
     cache = FeatureCache()
-    rows = cache.focused_features(clip, images, list(heads.values()), progress)  # [n, (1 + R) E]
-    features, *parts = rows.chunk(1 + len(heads), dim=1)
-    by_role = dict(zip(heads, parts, strict=True))
+    features, terms = cache.features_and_terms(clip, images, list(heads.values()), progress)  # [n, E] each
+    by_role = dict(zip(heads, terms, strict=True))
     if wanted == AUTO:
-        found = choose_focus(features, by_role, labels, heads, units)
+        choice = choose_focus(features, by_role, labels, heads, units)
     else:
-        found = choose_weight(features, by_role[name], labels, name, heads[name], units)
-    if found.role is not None:  # training finds them there
-        cache.remember(clip.focused(found.heads), images, torch.cat([features, by_role[found.role]], dim=1))
-    return found
+        choice = choose_weight(features, by_role[name], labels, name, heads[name], units)
+    if choice.role is not None:  # training reads them from the cache
+        cache.remember(clip, images, features, choice.heads, by_role[choice.role])
+    return choice
 
 
 def focus_options(choice: FocusChoice, kind: type[Method]) -> dict[str, Any]:
-    """The options of a method that a choice stands for; some have no weight for it."""
+    """The options of a method for a choice; some methods have no weight."""
     known = {option.name for option in fields(kind.Config)}
-    found = {"focus": choice.heads, "focus_weight": choice.weight}
-    return {name: value for name, value in found.items() if name in known}
+    options = {"focus": choice.heads, "focus_weight": choice.weight}
+    return {name: value for name, value in options.items() if name in known}
 
 
 def focus_notices(choice: FocusChoice, clip: Clip, roles: RoleMap, kind: type[Method]) -> list[str]:
     """What was chosen, why, and what to know about the backbone."""
     sentence = None if roles.caveat() else hardly_specialized(roles)  # `choice.why` has the caveat
-    found = [] if sentence is None else [f"{clip.name}: {sentence}, so a focus gains little or nothing here."]
+    lines = [] if sentence is None else [f"{clip.name}: {sentence}, so a focus gains little or nothing here."]
     if choice.role is None:
-        return [*found, f"Focus: none; {choice.why}."]
+        return [*lines, f"Focus: none; {choice.why}."]
     weight = f", weight {choice.weight:g}" if "focus_weight" in focus_options(choice, kind) else ""
-    return [*found, f"Focus: {choice.role} ({len(choice.heads)} heads{weight}); {choice.why}."]
+    return [*lines, f"Focus: {choice.role} ({len(choice.heads)} heads{weight}); {choice.why}."]

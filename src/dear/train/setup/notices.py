@@ -10,7 +10,7 @@ import torch
 from dear.clip.model import Clip
 from dear.data.duplicates import MOST_IMAGES, Duplicates, count_shared_files
 from dear.data.images import FileImages, ImageSet
-from dear.data.open import open_data
+from dear.data.open import HELD_OUT_SPLIT, named_split, open_data
 from dear.errors import DataError
 from dear.heads.concept_words import readable_words
 from dear.train.setup.balance import counts
@@ -19,17 +19,17 @@ FEW = 5  #: images per class below which results depend much on which images the
 REAL_BACKBONE = "openai/clip-vit-base-patch16"  #: what to use for photos instead of `mini`
 PHOTO_FALLOFF = 0.9  #: `spectral_falloff` of sets of photos is above, of images of the attribute world below
 _WORLD = "world:"
-_SIDE, _LOOKED_AT = 64, 32  # pixels per side of images of the world; images that are looked at
+_SIDE, _LOOKED_AT = 64, 32  # pixels per side of images of the world; images that are examined
 
 
 def image_notices(images: ImageSet, balance: bool) -> list[str]:
     """Sentences on the number of images per class."""
     number = counts(images)
     fewest, most = min(number), max(number)
-    found = []
+    notices = []
     if fewest < FEW:
         rare = images.classes[number.index(fewest)]
-        found.append(
+        notices.append(
             f"{sum(n < FEW for n in number)} of {len(number)} classes have fewer than {FEW} images "
             f"({rare!r} has {fewest}): accuracy will depend on which images these are; 16 or more per class "
             "are better"
@@ -38,20 +38,20 @@ def image_notices(images: ImageSet, balance: bool) -> list[str]:
         how = (
             "images of rare classes are repeated" if balance else "large classes will be answered more often"
         )
-        found.append(f"the classes have between {fewest} and {most} images; {how}")
-    return found
+        notices.append(f"the classes have between {fewest} and {most} images; {how}")
+    return notices
 
 
 def duplicate_notices(duplicates: Duplicates) -> list[str]:
     """A sentence where training images are copies of others, or where there are too many to search all."""
     sentence = duplicates.sentence()
-    found = [f"{sentence}; an image and its copies are held out together"] if sentence else []
+    notices = [f"{sentence}; an image and its copies are held out together"] if sentence else []
     if not duplicates.searched:
-        found.append(
+        notices.append(
             f"{len(duplicates.units):,} images are more than {MOST_IMAGES:,}: only copies with equal content "
             "were searched, not re-saved, resized or mirrored ones"
         )
-    return found
+    return notices
 
 
 def split_notices(data: str | None, root: str | None = None) -> list[str]:
@@ -63,7 +63,7 @@ def split_notices(data: str | None, root: str | None = None) -> list[str]:
 
 def _shared_notices(data: str, root: str | None) -> list[str]:
     try:
-        training, test = (open_data(data, split, root=root) for split in ("train", "test"))
+        training, test = (open_data(data, split, root=root) for split in ("train", HELD_OUT_SPLIT))
     except DataError:
         return []
     if not isinstance(training, FileImages) or not isinstance(test, FileImages):
@@ -80,8 +80,10 @@ def _shared_notices(data: str, root: str | None) -> list[str]:
 
 
 def _validation_notices(data: str, root: str | None) -> list[str]:
+    if named_split(data) is not None:
+        return []
     try:
-        test, val = (open_data(data, split, root=root) for split in ("test", "val"))
+        test, val = (open_data(data, split, root=root) for split in (HELD_OUT_SPLIT, "val"))
     except DataError:
         return []
     if len(val) == len(test) and all(val.key(i) == test.key(i) for i in range(len(val))):

@@ -17,14 +17,17 @@ from dear.clip.variant import fast_bfloat16
 from dear.data.check import check_images
 from dear.data.duplicates import Duplicates, find_duplicates
 from dear.data.folds import Places
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, targets_of
 from dear.data.open import open_data
 from dear.data.shots import few_shot
+from dear.data.texts import resolve_texts
+from dear.data.tree import resolve_tree
 from dear.errors import DataError
 from dear.heads.focus import FocusChoice
 from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
 from dear.methods.base import Method
+from dear.methods.texts import ClassTexts
 from dear.runs.class_lists import find_twins
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec, data_digest
@@ -40,6 +43,7 @@ from dear.train.setup.notices import backbone_notices, duplicate_notices, image_
 from dear.train.setup.roles import roles_for
 from dear.train.setup.unlabeled import Pool, find_pool, prepare_pool
 from dear.train.teacher import Teacher, repeat_labeled
+from dear.unlabeled import classes_without_labels
 from dear.utils.files import PathLike
 from dear.utils.progress import Progress
 
@@ -56,7 +60,7 @@ class Job:
     unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
     notices: tuple[str, ...] = ()  #: sentences that the user should read first
     removal: Removal | None = None  #: of concepts, where some were removed
-    focus: FocusChoice | None = None  #: on the heads of a role, where one was asked for
+    focus: FocusChoice | None = None  #: on the heads of a role, if requested
     edits: EditPlan | None = None  #: of properties of the images, where some were removed
     duplicates: Duplicates | None = None  #: copies among the images, where some images will be held out
     pool: Pool | None = None  #: unlabeled images, and what was decided about them
@@ -65,7 +69,7 @@ class Job:
     def rows(self) -> list[int]:
         """What an epoch walks: places of images, those of rare classes more than once.
 
-        Unlabeled images that are trained on have the places behind the labeled ones.
+        Unlabeled images that are trained on follow the labeled ones.
         """
         if self.teacher is not None:
             labels = torch.cat([self.images.labels, self.teacher.images.labels])
@@ -79,7 +83,7 @@ class Job:
 
     @property
     def base(self) -> ImageSet:
-        """The images, and behind them the unlabeled images that are trained on."""
+        """The images, followed by the unlabeled images that are trained on."""
         return self.images if self.teacher is None else JoinedImages.of(self.images, self.teacher.images)
 
     @property
@@ -142,10 +146,24 @@ def prepare(
     if spec.focus is not None:
         check_focus(kind)
     images, every, unreadable = _training_images(spec, data, drawn)
+    several = targets_of(images) is not None
+    if several:
+        spec = _with_several_labels(spec, without is not None or unlabeled is not None)
+    template = spec.template or images.template
+    tree = spec.tree or getattr(images, "parents", None) or {}
+    if tree and several:
+        raise DataError("tree: needs one label per image, but the data has several (labels)")
+    spec = spec.changed(tree=resolve_tree(tree, images.classes))
+    listed = spec.texts or getattr(images, "texts", None) or {}
+    texts = ClassTexts(resolve_texts(listed, images.classes, template) if listed else {})
     if unlabeled is None and spec.unlabeled_weight != 0:
         unlabeled = find_pool(spec, images, None if drawn else every, drawn)
     clip = load(spec.weights(), device=pick_device(device)) if clip is None else clip
     notices = [*backbone_notices(clip, images), *image_notices(images, spec.balance)]
+    missing = () if unlabeled is None else classes_without_labels(images.labels, images.classes)
+    if missing:
+        names = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
+        notices.append(f"no image is labeled {names}: only class names say what these look like")
     notices += split_notices(spec.data, spec.root) if data is None else []
     if duplicates is None and (
         spec.calibrate or spec.focus is not None or spec.without or without is not None
@@ -153,10 +171,10 @@ def prepare(
         duplicates = find_duplicates(images)
     units = None if duplicates is None else duplicates.units
     notices += [] if duplicates is None else duplicate_notices(duplicates)
-    given = spec.roles if roles is None else roles
+    source = spec.roles if roles is None else roles
     role_map = None
     if kind.uses_roles or spec.focus is not None:
-        role_map, more = roles_for(clip, images, given, progress)
+        role_map, more = roles_for(clip, images, source, progress)
         notices += more
     options = explicit_options(spec)
 
@@ -167,7 +185,9 @@ def prepare(
             images.classes,
             roles=role_map if kind.uses_roles else None,
             allow_other_roles=spec.allow_other_roles,
-            template=spec.template or images.template,
+            template=template,
+            texts=texts,
+            several=several,
             ids=None if spec.ids is None else torch.tensor(spec.ids, dtype=torch.long),
             seed=spec.seed,
             **options,
@@ -177,7 +197,7 @@ def prepare(
     if without is None and spec.without:
         without = Without.of(spec.without, spec.way, spec.examples or None)
     if without is not None:
-        used = concept_roles or role_map or given
+        used = concept_roles or role_map or source
         inside = build(clip, options).cut != "feature"
         clip, removal, edits = _without(clip, images, without, used, spec.seed, inside, progress, units)
         for one in (edits, removal):
@@ -210,6 +230,15 @@ def prepare(
     walked, rows = job.walked
     recipe = recipe_for(spec.changed(balance=False), method, walked.labels[torch.tensor(rows)])
     return replace(job, recipe=recipe, spec=Spec.of(method, recipe, images, spec))
+
+
+def _with_several_labels(spec: Spec, more: bool) -> Spec:
+    """The Spec for images with several labels, which are shown once each; refuse what needs one label."""
+    limits = {"unlabeled": spec.unlabeled, "without": spec.without, "focus": spec.focus}
+    used = next((name for name, value in limits.items() if value), "without or unlabeled" if more else None)
+    if used is not None:
+        raise DataError(f"{used}: needs one label per image, but the data has several (labels); leave it out")
+    return spec.changed(balance=False)
 
 
 def explicit_options(spec: Spec) -> dict[str, Any]:
@@ -280,7 +309,7 @@ def _without(
     edits = plan_edits(clip, images, kinds, way, seed, progress, units)
     parts = [] if removal is None else [removal.repair]
     if edits.repair is not None:
-        # Directions are found on some of the images; what is removed is replaced by the mean of all of them.
+        # Directions are computed on some of the images; their removal keeps the mean over all images.
         center = edits.repair.center if removal is None else removal.repair.center
         parts.append(replace(edits.repair, center=center))
     if parts:
@@ -319,8 +348,9 @@ def open_training(spec: Spec) -> ImageSet:
     """The images that a Spec names, before any draw."""
     if spec.data is None:
         raise DataError(f"the training does not say where its images are ({spec.dataset or 'in memory'})")
-    # A template of the data is asked for where the Spec has none.
-    return open_data(spec.data, spec.split, root=spec.root, template=spec.template or None)
+    # The template of the data is used if the Spec has none.
+    template = spec.template or None
+    return open_data(spec.data, spec.split, root=spec.root, template=template, margin=spec.margin)
 
 
 def check_task(images: ImageSet) -> None:

@@ -18,15 +18,15 @@ MOST_IMAGES = 2000  #: images that an automatic discovery looks at
 
 
 def roles_for(
-    clip: Clip, images: ImageSet, given: PathLike | RoleMap | None, progress: Progress | None = None
+    clip: Clip, images: ImageSet, roles: PathLike | RoleMap | None, progress: Progress | None = None
 ) -> tuple[RoleMap, list[str]]:
     """A role map for a backbone, and what the user should know about it.
 
     A map that was given is taken, else the backbone's own one. Otherwise roles are discovered on up to
     `MOST_IMAGES` images, spread evenly over the set; the map is cached for the same backbone and images.
     """
-    if given is not None:
-        roles = given if isinstance(given, RoleMap) else read_roles(given)
+    if roles is not None:
+        roles = roles if isinstance(roles, RoleMap) else read_roles(roles)
         return roles, warnings_about(roles) if roles.evidence else []
     known = known_roles(clip)
     if known is not None:
@@ -35,19 +35,21 @@ def roles_for(
     cached = cache_folder() / "roles" / f"{digest([clip.identity, data_digest(some)])[:32]}.json"
     if cached.is_file():
         try:
-            found = RoleMap.load(cached)
-            found.check(clip)
-        except DearError:  # damaged: it is found again
+            role_map = RoleMap.load(cached)
+            role_map.check(clip)
+        except DearError:  # damaged: discovered again
             cached.unlink(missing_ok=True)
         else:
-            notice = f"roles of {clip.name} were found before on these {len(some)} images ({cached})"
-            return found, [notice, *warnings_about(found)]
-    found = discover_roles(clip, some, concepts="tags", progress=progress)
-    counts = ", ".join(f"{number} {kind}" for kind, number in found.counts().items())
-    notices = [f"no role map of {clip.name} was given; roles were found on {len(some)} images ({counts})"]
-    notices += warnings_about(found)
+            notice = f"roles of {clip.name} were discovered before on these {len(some)} images ({cached})"
+            return role_map, [notice, *warnings_about(role_map)]
+    role_map = discover_roles(clip, some, concepts="tags", progress=progress)
+    counts = ", ".join(f"{number} {kind}" for kind, number in role_map.counts().items())
+    notices = [
+        f"no role map of {clip.name} was passed; roles were discovered on {len(some)} images ({counts})"
+    ]
+    notices += warnings_about(role_map)
     try:
-        found.save(cached)
+        role_map.save(cached)
     except DiskError as error:
         notices.append(f"the role map could not be cached: {error}")
-    return found, notices
+    return role_map, notices

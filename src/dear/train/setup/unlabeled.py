@@ -13,6 +13,7 @@ from torch import Tensor
 from dear.data.check import find_unreadable
 from dear.data.duplicates import Duplicates
 from dear.data.images import ImageSet, Source, content_digest
+from dear.data.open import open_data
 from dear.data.unlabeled import REST, Relabeled, open_unlabeled, rest_of, unlabeled_part
 from dear.errors import DataError, UsageError
 from dear.methods.base import Method
@@ -32,11 +33,13 @@ from dear.unlabeled import (
     compare_with_labeled_only,
     draw_rows,
     fit_semi_supervised_probe,
+    judge_pool,
+    mean_confidence,
     measure_nearness,
     pseudo_label_share,
     select_pseudo_labels,
 )
-from dear.unlabeled.pool import FOLDS, MOST_COMPARED, MOST_FOREIGN
+from dear.unlabeled.pool import FOLDS, LEAST_COMPARED, LEAST_CONFIDENCE, MOST_COMPARED, MOST_FOREIGN
 from dear.utils.progress import Progress
 
 RecipeFor = Callable[[Tensor], Recipe]
@@ -48,16 +51,17 @@ MOST_PER_CLASS = 64  #: pseudo-labeled images per class for methods that run a t
 class Pool:
     """Unlabeled images of a training, and what was decided about them."""
 
-    images: int  #: readable, without copies of labeled images
-    copies: int  #: of labeled images, left out
+    images: int  #: readable, without copies
+    copies: int  #: of labeled images or of test images of the same dataset, left out
     unreadable: tuple[str, ...]  #: why others were left out, one sentence each
     foreign: int  #: farther from the labeled images than these are from each other
     nearness: tuple[float, float]  #: median cosine with the nearest labeled images, and the limit
-    reason: Reason | str  #: "helps", "harms", "unknown", "far", or "weight" where the Spec decides
+    reason: Reason | str  #: "helps", "no gain", "unknown", "unsure", "far", or "weight": the Spec decides
     comparison: Comparison  #: cross-validated, by the method itself where it is quick, else by a probe
     by_method: bool  #: whether the comparison is by the method itself
     teacher: Teacher | None  #: None: the images are not used
     confidences: Tensor  #: of the pseudo-labels, [p]
+    confidence: float = 0.0  #: mean probability of the answers to all of them that are not foreign
 
     @property
     def used(self) -> int:
@@ -77,15 +81,26 @@ class Pool:
         start = f"{self.used} of {self.images} unlabeled images are trained on{foreign}"
         if self.reason == "weight":
             return f"{start}; unlabeled_weight decides that they are"
+        unmeasured = (
+            f"whether they help cannot be measured, because {cross.images} labeled images can be held out, "
+            f"fewer than {LEAST_COMPARED}"
+        )
+        if self.reason == "unsure":
+            return (
+                f"{skipped}: {unmeasured}, and the answers to them are uncertain (mean probability "
+                f"{self.confidence:.2f}, below {LEAST_CONFIDENCE}); unlabeled_weight uses them anyway"
+            )
         if self.reason == "unknown":
-            return f"{start}; whether they help cannot be measured, because no class has two labeled images"
+            return f"{start}; {unmeasured}, but the answers to them are certain ({self.confidence:.2f})"
         after, before = (right / cross.images for right in (cross.with_pool, cross.labeled_only))
         probe = "" if self.by_method else " of a probe"
         measured = (
             f"cross-validated accuracy{probe} on {cross.images} labeled images is {after:.1%} with them, "
             f"{before:.1%} without"
         )
-        return f"{skipped if self.reason == 'harms' else start}: {measured}"
+        if self.reason == "no gain":
+            return f"{skipped}: {measured}, no gain above its standard error ({cross.error:.1%})"
+        return f"{start}: {measured}"
 
     def facts(self) -> dict[str, Any]:
         """For `metrics.json`."""
@@ -97,6 +112,7 @@ class Pool:
             "foreign": self.foreign,
             "copies_of_labeled": self.copies,
             "unreadable": len(self.unreadable),
+            "mean_confidence": round(self.confidence, 4),
             "nearness": {"median": round(self.nearness[0], 4), "limit": round(self.nearness[1], 4)},
         }
         if cross.images:
@@ -167,10 +183,11 @@ def prepare_pool(
         progress: called with (stage, done, total).
 
     Raises:
-        DataError: no unlabeled image can be read, or all are labeled images.
+        DataError: no unlabeled image can be read, or all are labeled or test images.
     """
-    pool, unreadable, copies = _distinct(pool, images)
-    clip = method.clip.focused(())
+    named = spec.unlabeled not in (None, REST)
+    pool, unreadable, copies = _distinct(pool, images, _test_images(images) if named else None)
+    clip = method.clip
     cache = FeatureCache()
     labeled = F.normalize(cache.image_features(clip, images, progress), dim=1)
     features = torch.cat([labeled, F.normalize(cache.image_features(clip, pool, progress), dim=1)])
@@ -202,27 +219,32 @@ def prepare_pool(
     part = torch.cat([draw_rows(torch.arange(count, len(rows)), MOST_COMPARED), pseudo.rows]).unique()
     chosen = torch.searchsorted(part, pseudo.rows)
     labeled_images = Relabeled(pool.subset(kept[pseudo.rows - count].tolist()), pseudo.labels, method.classes)
+    confidence = mean_confidence(fit.probabilities, known)
+    weight = 1.0 if spec.unlabeled_weight is None else spec.unlabeled_weight
+    if not forced and cross.images < LEAST_COMPARED and method.quick:
+        weight = min(1.0, count / len(pseudo.rows))  # little is measured: they weigh no more than the labels
     teacher = Teacher(
         features[rows[torch.cat([torch.arange(count), part])]],
         texts,
         fit.probabilities[part].argmax(dim=1),
         chosen,
         labeled_images,
-        1.0 if spec.unlabeled_weight is None else spec.unlabeled_weight,
+        weight,
     )
     reason: Reason | str = "weight"
     if not forced:
         if cross.images and method.quick:
             cross = compare_trainings(spec, method, images, recipe_for, teacher, duplicates)
-        helps = cross.gain >= -cross.error
-        reason = "unknown" if not cross.images else "helps" if helps else "harms"
+        reason = judge_pool(cross, confidence)
+    left_out = reason in ("no gain", "unsure")
     return replace(
         base,
         reason=reason,
         comparison=nothing if forced else cross,
         by_method=method.quick and bool(cross.images) and not forced,
-        teacher=None if reason == "harms" else teacher,
-        confidences=pseudo.confidences if reason != "harms" else torch.zeros(0),
+        teacher=None if left_out else teacher,
+        confidences=torch.zeros(0) if left_out else pseudo.confidences,
+        confidence=confidence,
     )
 
 
@@ -243,37 +265,54 @@ def compare_trainings(
     only = images.labels[torch.tensor(balanced_rows(images.labels))] if spec.balance else images.labels
     recipe = recipe_for(only)
     without = Trials(images, recipe, views_for(method, joined, recipe), repeated, duplicates=duplicates)
-    found = []
+    correct = []
     for trials in (without, replace(without, teacher=teacher, recipe=recipe_for(walked))):
         answers = held_out(method, trials, FOLDS)
         if answers is None:
             return Comparison(0, 0, 0, 0, 0)
         logits = answers.logits[method.pick_mode(None)]
         order = answers.rows.argsort()
-        found.append((logits.argmax(dim=1) == answers.labels)[order])
-    before, after = found
+        correct.append((logits.argmax(dim=1) == answers.labels)[order])
+    before, after = correct
     parts = (before | ~before, before, after, after & ~before, before & ~after)
     return Comparison(*(int(part.sum()) for part in parts))
 
 
-def _distinct(pool: ImageSet, images: ImageSet) -> tuple[ImageSet, tuple[str, ...], int]:
-    """Readable images of a pool that no labeled image equals, why others cannot be read, and the copies."""
+def _test_images(images: ImageSet) -> ImageSet | None:
+    """The test images of the dataset that the labeled images come from; None where it has none."""
+    source: Source | None = getattr(images, "source", None)
+    if source is None:
+        return None
+    try:
+        return open_data(source.spec, "test", root=source.root)
+    except DataError:
+        return None
+
+
+def _distinct(
+    pool: ImageSet, images: ImageSet, tests: ImageSet | None
+) -> tuple[ImageSet, tuple[str, ...], int]:
+    """Readable images of a pool that are neither labeled nor test images, why others are not, and copies."""
     bad = find_unreadable(pool, range(len(pool)))
     places = {item.place for item in bad}
-    labeled = {content_digest(images, index) for index in range(len(images))}
-    same = {
-        index for index in range(len(pool)) if index not in places and content_digest(pool, index) in labeled
+    readable = [index for index in range(len(pool)) if index not in places]
+    taken = {
+        content_digest(each, index)
+        for each in (images, tests)
+        if each is not None
+        for index in range(len(each))
     }
-    rows = [index for index in range(len(pool)) if index not in places and index not in same]
-    if not rows and same:
-        raise DataError(
-            f"{pool.name}: all {len(same)} images are labeled images too; unlabeled images must be others"
-        )
-    if not rows:
+    rows = [index for index in readable if content_digest(pool, index) not in taken]
+    if not readable:
         raise DataError(
             f"{pool.name}: none of the {len(pool)} unlabeled images can be read; the first: {bad[0].reason}"
         )
-    return pool.subset(rows), tuple(item.reason for item in bad), len(same)
+    if not rows:
+        raise DataError(
+            f"{pool.name}: all {len(readable)} images are labeled or test images of the dataset; unlabeled "
+            "images must be others"
+        )
+    return pool.subset(rows), tuple(item.reason for item in bad), len(readable) - len(rows)
 
 
 def _limit(pseudo: PseudoLabels, classes: int, quick: bool) -> PseudoLabels:

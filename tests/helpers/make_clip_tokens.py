@@ -1,6 +1,6 @@
 """Computes the ids of clip_tokens.json again, by CLIP's published vocabulary rules.
 
-    python tests/clip/make_clip_tokens.py bpe_simple_vocab_16e6.txt.gz
+    python tests/helpers/make_clip_tokens.py bpe_simple_vocab_16e6.txt.gz
 
 The argument is the file of merges that OpenAI published with CLIP. Everything else (cleaning, word pattern,
 merging) is written here from those rules in the plainest way, and shares no code with `dear`. The strings
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-TABLE = Path(__file__).with_name("clip_tokens.json")
+TABLE = Path(__file__).parents[1] / "clip" / "clip_tokens.json"
 PATTERN = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 

@@ -8,6 +8,8 @@ import dear
 from dear.data import halves, open_data
 from dear.heads.known_roles import known_roles
 from dear.heads.roles import RoleMap
+from dear.methods import ZeroShot
+from dear.runs.model import Model
 from dear.studio.state import StudioState, examples
 from dear.tasks.adapt import adapt
 
@@ -39,7 +41,8 @@ def roles():
 
 
 def state(folder, trained=True, local=True):
-    new = StudioState(backbone(), roles(), images(), folder, local=local)
+    zero_shot = Model(ZeroShot(backbone(), images().classes, template=images().template))
+    new = StudioState(backbone(), roles(), images(), folder, zero_shot, local=local)
     if trained:
         new.use(model(), "a model of the tests")
     return new

@@ -74,7 +74,6 @@ def image_tower(
     masks=None,
     start="free",
     early=None,
-    early_beta=None,
     stop=None,
 ):
     """All tokens of the last layer. tokens: {layer: [T, D]} learned tokens; masks: {layer: [H, Q, K]}.
@@ -95,9 +94,7 @@ def image_tower(
         if layer == stop:
             return x
         if early is not None and layer in early:
-            raw = early[layer].expand(b, -1, -1)
-            after = raw if layer == min(early) else early_beta * raw + (1 - early_beta) * x[:, n:]
-            x = torch.cat([x[:, :n], after], 1)
+            x = torch.cat([x[:, :n], early[layer].expand(b, -1, -1)], 1)
         if tokens is not None and layer == first:
             x = x[:, :n]  # early tokens are gone
         if tokens is not None and layer >= first:
@@ -150,7 +147,7 @@ def step(w, config, learned, roles, ids, pixels, labels, o):
     n = (vision.image_size // vision.patch_size) ** 2 + 1
 
     def sets(t, start, stop):
-        return {layer: (t if t.ndim == 2 else t[layer - start]) for layer in range(start, stop + 1)}
+        return dict.fromkeys(range(start, stop + 1), t)
 
     masks = {}
     for layer in range(first, vision.layers + 1):
@@ -188,17 +185,12 @@ def step(w, config, learned, roles, ids, pixels, labels, o):
         masks=masks,
         start=o["start"],
         early=early,
-        early_beta=o["early_beta"],
         **v_shape,
     )
     f_cls = x[:, 0] @ w["visual.proj"]  # eq. 10
-    if "p_attr" in learned:
-        p_attr = learned["p_attr"]
-    else:
-        p_attr = w["visual.proj"] + learned["p_down"] @ learned["p_up"]
     f_attr = []
     for a in range(len(attributes)):  # eq. 11
-        f_attr.append(sum(x[:, n + a * each + i] for i in range(each)) / each @ p_attr)
+        f_attr.append(sum(x[:, n + a * each + i] for i in range(each)) / each @ learned["p_attr"])
     w_frozen = text_tower(w, ids, **t_shape)
     texts = text_tower(
         w,
@@ -230,7 +222,7 @@ def step(w, config, learned, roles, ids, pixels, labels, o):
         "ce": ce,
         "reg_image": (1 - cosine(f_cls, frozen)).mean(),
         "reg_text": (1 - cosine(texts, w_frozen)).mean(),
-        "fusion": -torch.log(alpha[0]) if o["fusion_loss"] == "log" else 1 - alpha[0],
+        "fusion": -torch.log(alpha[0]),
     }
     total = (
         (1 - share) * ce

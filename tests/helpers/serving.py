@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import io
-import sys
 from pathlib import Path
 
 import torch
 from PIL import Image
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "methods"))
-
 from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.methods import build_method

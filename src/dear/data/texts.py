@@ -1,0 +1,96 @@
+"""Several texts per class: a JSON file in CuPL's format, a mapping, or the column `texts` of a table.
+
+`{"tabby cat": ["A tabby cat has dark stripes.", "kitty"], …}`: an entry of at most three words without a
+full stop is a name and goes through the template; any other entry is a sentence. Classes are found whatever
+their case, underscores, and spaces. Further classes are kept for class lists that name them later.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dear.errors import DataError, InputError
+from dear.utils.files import read_json
+from dear.utils.text import check_name, check_shown, fill_template
+
+MOST_CHARACTERS = 2000  #: of a text
+_NAME_WORDS = 3  # an entry without a full stop that has more words is a sentence
+_END = (".", "!", "?")
+
+Texts = dict[str, tuple[str, ...]]
+
+
+def read_texts(source: str | os.PathLike[str] | Mapping[str, Any]) -> Texts:
+    """Entries by class, checked, as they are written.
+
+    Args:
+        source: a JSON file, or a mapping from class to a text or a list of texts.
+
+    Raises:
+        DataError: names the file and the class whose entries are not texts.
+
+    >>> read_texts({"cat": "kitty"})
+    {'cat': ('kitty',)}
+    """
+    if isinstance(source, Mapping):
+        place, content = "texts", dict(source)
+    else:
+        place, content = os.fspath(source), read_json(Path(source), "list of texts")
+    if not isinstance(content, dict) or not content:
+        raise DataError(f"{place}: must be an object from class to a list of texts, such as {{'cat': [...]}}")
+    return {str(name): check_texts(entries, str(name), place) for name, entries in content.items()}
+
+
+def check_texts(entries: Any, name: str, place: str) -> tuple[str, ...]:
+    """The different entries of one class, in their order."""
+    listed = [entries] if isinstance(entries, str) else entries
+    if not isinstance(listed, Sequence) or not listed:
+        raise DataError(f"{place}: the class {name!r} needs a list of texts, got {str(entries)[:80]!r}")
+    for number, entry in enumerate(listed, 1):
+        if not isinstance(entry, str) or not entry.strip() or len(entry) > MOST_CHARACTERS:
+            raise DataError(
+                f"{place}: text {number} of the class {name!r} must be 1 to {MOST_CHARACTERS} characters, "
+                f"got {str(entry)[:80]!r}"
+            )
+    try:
+        check_name(name)
+        return tuple(dict.fromkeys(check_shown(" ".join(entry.split()), "text") for entry in listed))
+    except InputError as error:
+        raise DataError(f"{place}: {error}") from None
+
+
+def resolve_texts(texts: Mapping[str, Sequence[str]], classes: Sequence[str], template: str) -> Texts:
+    """Sentences by class, under the names of `classes` where these are meant.
+
+    Raises:
+        DataError: names the classes without texts.
+
+    >>> resolve_texts({"Tabby_cat": ["kitty", "It has stripes."], "fox": ["fox"]}, ["tabby cat"], "a {}.")
+    {'tabby cat': ('a kitty.', 'It has stripes.'), 'fox': ('a fox.',)}
+    """
+    known = {_reading(name): name for name in classes}
+    resolved: Texts = {}
+    for written, entries in texts.items():
+        name = known.get(_reading(written), written)
+        if name in resolved:
+            raise DataError(f"texts: two entries are for the class {name!r}, one is {written!r}; merge them")
+        resolved[name] = tuple(
+            fill_template(template, entry) if _is_name(entry) else entry for entry in entries
+        )
+    missing = [name for name in classes if name not in resolved and "|" not in name]
+    if missing:
+        listed = ", ".join(map(repr, missing[:5])) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+        raise DataError(f"texts: no texts for the class {listed}; add them, or its name alone")
+    return resolved
+
+
+def _is_name(entry: str) -> bool:
+    return len(entry.split()) <= _NAME_WORDS and not entry.endswith(_END)
+
+
+def _reading(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", name).replace("_", " ").casefold().split())

@@ -1,0 +1,139 @@
+"""A tree of classes: each class, and each inner node, has at most one parent.
+
+It comes from the column `parent` of a table ("cat", or "animal/cat" for two levels), from labels that are
+paths ("cat/siamese" in every row), or from a JSON file: nested (`{"cat": ["siamese", "persian"]}`, any depth)
+or a mapping from child to parent (`{"siamese": "cat"}`). Classes without a parent are at the top.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dear.errors import DataError, InputError
+from dear.utils.files import read_json
+from dear.utils.text import check_name
+
+SEPARATOR = "/"  #: between the levels of a path
+Parents = dict[str, str]
+
+
+def read_tree(source: str | os.PathLike[str] | Mapping[str, Any]) -> Parents:
+    """The parent of each node that has one.
+
+    Args:
+        source: a JSON file, or the same as a mapping.
+
+    Raises:
+        DataError: names the node with two parents, the cycle, or the entry that is neither name nor list.
+
+    >>> read_tree({"animal": {"cat": ["siamese"], "dog": []}, "car": []})
+    {'cat': 'animal', 'siamese': 'cat', 'dog': 'animal'}
+    >>> read_tree({"siamese": "cat"})
+    {'siamese': 'cat'}
+    """
+    if isinstance(source, Mapping):
+        place, content = "tree", dict(source)
+    else:
+        place, content = os.fspath(source), read_json(Path(source), "tree of classes")
+    if not isinstance(content, dict) or not content:
+        raise DataError(f"{place}: must be an object, such as {{'cat': ['siamese', 'persian']}}")
+    parents: Parents = {}
+    if all(isinstance(value, str) for value in content.values()):
+        for child, parent in content.items():
+            _add(parents, child, parent, place)
+    else:
+        _walk(content, None, parents, place)
+    check_tree(parents, place)
+    return parents
+
+
+def add_path(parents: Parents, path: str, child: str, place: str) -> None:
+    """Add a child below a path of nodes ("animal/cat"), which may be there already; "" is the top.
+
+    Raises:
+        DataError: names a node with two parents, or a cycle.
+    """
+    names = [part.strip() for part in path.split(SEPARATOR) if part.strip()]
+    for upper, lower in zip(names, [*names[1:], child][: len(names)], strict=True):
+        _add(parents, lower, upper, place)
+    _check_path(parents, child, place)
+
+
+def check_tree(parents: Mapping[str, str], place: str) -> None:
+    """Raise a DataError that names a cycle."""
+    for start in parents:
+        _check_path(parents, start, place)
+
+
+def _check_path(parents: Mapping[str, str], start: str, place: str) -> None:
+    """Raise a DataError where the way up from a node never ends."""
+    path = [start]
+    while path[-1] in parents:
+        path.append(parents[path[-1]])
+        if path[-1] in path[:-1]:
+            cycle = " < ".join(path[path.index(path[-1]) :])
+            raise DataError(f"{place}: the tree has a cycle: {cycle}; remove one of these parents")
+
+
+def resolve_tree(parents: Mapping[str, str], classes: Sequence[str], place: str = "tree") -> Parents:
+    """The tree under the names of `classes`.
+
+    Raises:
+        DataError: names a leaf that is no class, or a class that is a parent.
+
+    >>> resolve_tree({"Siamese_cat": "cat"}, ["siamese cat", "beagle"])
+    {'siamese cat': 'cat'}
+    """
+    known = {_reading(name): name for name in classes}
+    renamed = {known.get(_reading(child), child): parent for child, parent in parents.items()}
+    upper = set(renamed.values())
+    both = next((name for name in classes if name in upper), None)
+    if both is not None:
+        raise DataError(
+            f"{place}: {both!r} is a class and a parent; rename the parent, or leave the class out"
+        )
+    names = set(classes)
+    odd = next((child for child in renamed if child not in names and child not in upper), None)
+    if odd is not None:
+        raise DataError(f"{place}: {odd!r} is neither a class nor a parent; the classes start with "
+                        f"{', '.join(map(repr, classes[:3]))}")  # fmt: skip
+    used: Parents = {}
+    for name in classes:
+        node = name
+        while node in renamed and node not in used:
+            used[node] = renamed[node]
+            node = renamed[node]
+    return used
+
+
+def _walk(content: Any, parent: str | None, parents: Parents, place: str) -> None:
+    """Collect the parents of a nested tree."""
+    children = content.items() if isinstance(content, dict) else [(child, None) for child in content]
+    for child, below in children:
+        if not isinstance(child, str):
+            raise DataError(f"{place}: below {parent!r} every entry must be a name, got {child!r}")
+        if parent is not None:
+            _add(parents, child, parent, place)
+        if below is None or below == "":
+            continue
+        if not isinstance(below, dict | list):
+            raise DataError(f"{place}: {child!r} must have a list or an object of children, got {below!r}")
+        _walk(below, child, parents, place)
+
+
+def _add(parents: Parents, child: str, parent: str, place: str) -> None:
+    try:
+        check_name(child)
+        check_name(parent)
+    except InputError as error:
+        raise DataError(f"{place}: {error}") from None
+    if parents.setdefault(child, parent) != parent:
+        raise DataError(f"{place}: {child!r} has two parents, {parents[child]!r} and {parent!r}; keep one")
+
+
+def _reading(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", name).replace("_", " ").casefold().split())

@@ -1,0 +1,87 @@
+"""From the logits of a model to its answers: likeliest classes, labels, node of a tree, rejection."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dear.calibration.scales import apply_scales
+from dear.errors import UsageError
+from dear.runs.answer import Answer
+from dear.runs.tree import REJECTED, check_certain
+
+if TYPE_CHECKING:
+    from dear.runs.model import Model
+
+
+class Ranking:
+    """How a model answers: everything that is the same for every image is looked up once.
+
+    Args:
+        model: on the classes of the answers.
+        top: number of classes to list.
+        mode: way to predict; None: the usual one.
+        reject: share of images of trained classes that may be rejected; None: no image is.
+        certain: of a model with a tree: the probability that a named node has at least; None: 0.8.
+
+    Raises:
+        UsageError: an option is out of bounds, or the model has no calibration that it needs.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        top: int = 5,
+        mode: str | None = None,
+        reject: float | None = None,
+        certain: float | None = None,
+    ) -> None:
+        if top < 1:
+            raise UsageError(f"top must be at least 1, got {top}")
+        self.mode = mode = model.pick_mode(mode)
+        self._scale, self._tree, self._classes = model.scale, model.tree, model.classes
+        self._top = min(top, len(model.classes))
+        tree, scale = self._tree, self._scale
+        self._certain = check_certain(certain, tree)
+        self._factors = scale.factors(mode)
+        self._labels_from = scale.limits(mode) if scale.several else None
+        self._rejects = reject is not None
+        self._threshold = self._none_below = float("-inf")
+        if reject is not None:
+            self._threshold = self._none_below = scale.threshold(reject, mode).value
+            if tree is not None:
+                self._none_below = scale.threshold(reject * REJECTED, mode).value
+        #: whether answers depend on how near images are to the training images
+        self.needs_nearness = reject is not None and scale.needs_nearness
+
+    def nearness(self, features: Tensor) -> Tensor:
+        """How near frozen features [b, W] are to the training images, [b]."""
+        return self._scale.nearness(features)
+
+    def answers(self, logits: Tensor, near: Tensor | None = None) -> list[Answer]:
+        """Answers without names of images, of uncalibrated logits [b, C] and nearness [b], on the CPU."""
+        scaled = logits if self._factors is None else apply_scales(logits, self._factors.to(logits))
+        probabilities = self._scale.probabilities(scaled)
+        best = probabilities.topk(self._top, dim=-1)
+        rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        classes = [tuple(zip(map(self._classes.__getitem__, n), p, strict=True)) for n, p in rows]
+        if self._labels_from is not None:
+            has = (probabilities >= self._labels_from).tolist()
+            named = [tuple(name for name, one in zip(self._classes, row, strict=True) if one) for row in has]
+            return [
+                Answer("", likeliest, labels=labels) for likeliest, labels in zip(classes, named, strict=True)
+            ]
+        score = self._scale.score(scaled, near, self.mode) if self._rejects else None
+        low = None if score is None else score < self._threshold
+        nodes: list[tuple[str, float] | None] = [None] * len(classes)
+        if self._tree is not None:
+            lowest = None if score is None else score < self._none_below
+            named_nodes, none = self._tree.answers(probabilities, self._certain, low, lowest)
+            nodes, low = [*named_nodes], None if none is None else torch.from_numpy(none)
+        rejected = [None] * len(classes) if low is None else low.tolist()
+        return [
+            Answer("", likeliest, rejected=no, node=None if no else node)
+            for likeliest, no, node in zip(classes, rejected, nodes, strict=True)
+        ]

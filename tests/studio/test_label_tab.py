@@ -1,0 +1,46 @@
+"""The tab Label starts the page of `dear label start`."""
+
+from __future__ import annotations
+
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import Colors, tiny_clip
+
+from dear.errors import DataError, UsageError
+from dear.methods import ZeroShot
+from dear.runs.model import Model
+from dear.studio.state import StudioState
+from dear.studio.tabs.label import Labeler
+from dear.tasks.labeling.answers import read_labels
+
+
+def test_the_tab_serves_the_labeling_page(tmp_path: Path) -> None:
+    images = Colors(each=4, seed=1)
+    (tmp_path / "pool").mkdir()
+    for place in range(len(images)):
+        images.image(place).save(tmp_path / "pool" / f"{place}.png")
+    clip = tiny_clip(dtype=torch.float32)
+    model = Model(ZeroShot(clip, images.classes))
+    state = StudioState(clip, None, images, tmp_path, model)
+    labeler = Labeler(state)
+    try:
+        server = labeler.start(str(tmp_path / "pool"), "red, green", str(tmp_path / "labels.csv"))
+        assert server.session.classes == ("red", "green")
+        with urllib.request.urlopen(server.url) as page:
+            assert b"Check labels" in page.read()
+        server.session.answer([0], "label", "red")
+        assert list(read_labels(tmp_path / "labels.csv").values()) == ["red"]
+        assert labeler.start(str(tmp_path / "pool"), "", str(tmp_path / "labels.csv")) is server
+        with pytest.raises(DataError, match="nowhere"):
+            labeler.start(str(tmp_path / "nowhere"), "", str(tmp_path / "other.csv"))
+        with pytest.raises(UsageError, match="empty"):
+            labeler.start("", "", "labels.csv")
+    finally:
+        labeler.close()
+    remote = Labeler(replace(state, local=False))
+    with pytest.raises(UsageError, match="this computer"):
+        remote.start(str(tmp_path / "pool"), "", str(tmp_path / "other.csv"))
