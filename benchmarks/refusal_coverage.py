@@ -111,7 +111,7 @@ def draw(
     chosen = torch.cat([order[labels == label][:shots] for label in range(len(images.classes))])
     others = order[~torch.isin(order, chosen)]
     some, known = images.subset(chosen.tolist()), views.subset(chosen)
-    method = start.untrained(seed=seed)
+    method = start.untrained_copy(seed=seed)
     train(method, some, recipe, spec=Spec(), views=known)
     held = held_out(method, Trials(some, recipe, known), FOLDS)
     assert held is not None

@@ -27,10 +27,10 @@ from dear.shortcuts.removal import Repair
 from dear.shortcuts.trials import (
     choose,
     classifier,
-    directions_removed,
-    heads_removed,
-    random_directions_removed,
-    random_heads_removed,
+    remove_directions,
+    remove_edit_heads,
+    remove_random_directions,
+    remove_random_heads,
     unit_features,
 )
 from dear.shortcuts.without import Without
@@ -110,13 +110,13 @@ def _probe_cell(clip: Clip, sets: Sets, name: str) -> dict[str, object]:
     choice, kinds = choose(seen, (found.kind,)), (found.kind,)
     result |= {"found": found.kind, "chosen": choice.way, "directions_count": choice.directions}
     result |= figures("nothing", [seen.original])
-    result |= figures("directions", [seen.original], directions_removed(seen, kinds, choice.directions))
-    by_heads = heads_removed(seen, kinds)
+    result |= figures("directions", [seen.original], remove_directions(seen, kinds, choice.directions))
+    by_heads = remove_edit_heads(seen, kinds)
     result |= {"heads_count": len(by_heads.heads), **figures("heads", [seen.original], by_heads)}
     result |= figures("copies", [seen.original, *seen.copies])
-    drawn = [random_directions_removed(seen, kinds, choice.directions, n) for n in range(RANDOM)]
+    drawn = [remove_random_directions(seen, kinds, choice.directions, n) for n in range(RANDOM)]
     result |= _mean("random", [figures("random", [seen.original], one) for one in drawn])
-    drawn = [random_heads_removed(seen, kinds, len(by_heads.heads), n) for n in range(RANDOM)]
+    drawn = [remove_random_heads(seen, kinds, len(by_heads.heads), n) for n in range(RANDOM)]
     return result | _mean("random_heads", [figures("random_heads", [seen.original], one) for one in drawn])
 
 

@@ -27,7 +27,7 @@ def method_of(name: str, clip: Clip, **options: object) -> Method:
 
 
 def trace(method: Method, pixels: torch.Tensor, mode: str) -> Trace:
-    return Trace(method.clip, lambda clip: method.bound(clip)(pixels)[mode])
+    return Trace(method.clip, lambda clip: method.bind(clip)(pixels)[mode])
 
 
 def each_class(method: Method) -> torch.Tensor:

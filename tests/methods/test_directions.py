@@ -203,7 +203,7 @@ def test_a_finished_adapter_does_not_hold_what_training_alone_reads() -> None:
     model.finish()
     state = model.adapter_state()
     assert state["direction_inverse"].numel() == 0
-    again = model.untrained()
+    again = model.untrained_copy()
     again.load_adapter_state(state)
     assert torch.equal(again.logits(images()), expected)
     assert torch.equal(again.with_classes(NAMES, ids=token_ids()).logits(images()), expected)

@@ -284,7 +284,7 @@ class TestEveryMethod:
         method = trained(name).copy()
         logits, clip, prompts = method.logits(pixels()), method.clip, method.prompts
         frozen, kept = prompts.frozen, dict(prompts._prefix)
-        other = method.bound(clip.cast(torch.bfloat16))
+        other = method.bind(clip.cast(torch.bfloat16))
         assert other.prompts is not prompts
         assert 0 < (other.logits(pixels()) - logits).abs().max() < 1.0
         assert method.clip is clip

@@ -14,7 +14,7 @@ from dear.heads import decompose
 from dear.methods import build_method
 from dear.methods.base import Method
 from dear.methods.frozen import FeatureBatch
-from dear.methods.logistic import STRENGTHS, USUAL, choose_strength, fit_logistic
+from dear.methods.logistic import DEFAULT_STRENGTH, STRENGTHS, choose_strength, fit_logistic
 from dear.serve import mixed_batch
 
 HEADS = ((5, 0), (6, 1))
@@ -54,7 +54,7 @@ def test_the_penalty_follows_the_images() -> None:
     faint, labels = clusters(20, noise=0.1)
     loud = torch.randn(len(labels), 4, generator=torch.Generator().manual_seed(1)).double()
     assert choose_strength(torch.cat([0.05 * faint, loud], dim=1), labels, 5) == max(STRENGTHS)
-    assert choose_strength(*clusters(1), 5) == USUAL
+    assert choose_strength(*clusters(1), 5) == DEFAULT_STRENGTH
 
 
 def features_batch(method: Method, pixels: torch.Tensor, labels: torch.Tensor) -> FeatureBatch:

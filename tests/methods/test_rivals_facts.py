@@ -14,7 +14,7 @@ from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import METHODS, Batch, Method, build_method
 from dear.methods.prompts import ClassPrompts, ContextPrompts
-from dear.methods.rpo import edit_of
+from dear.methods.rpo import prompt_edit
 
 NAMES = ("red cat", "dog", "very old newt")
 LABELS = torch.tensor([0, 2, 1, 2])
@@ -137,7 +137,7 @@ def test_rpo_prompts_read_and_are_never_read() -> None:
     plain, watched = Record(rows=slice(0, 10)), Record(rows=slice(0, 10))
     x = visual.embed(pixels)
     visual.run(x, record=plain)
-    visual.run(x, edit=edit_of(c.vision.layers, visual.ln_pre(method.image), method.mask), record=watched)
+    visual.run(x, edit=prompt_edit(c.vision.layers, visual.ln_pre(method.image), method.mask), record=watched)
     for layer in range(1, c.vision.layers + 1):
         torch.testing.assert_close(watched[f"blocks.{layer}.out"], plain[f"blocks.{layer}.out"])
     # The literal version: each prompt on its own, behind the originals it reads.

@@ -68,7 +68,7 @@ def test_the_choice_is_saved_and_settled(name: str) -> None:
     assert facts["beta"] in BETAS
     settled = method.settled_config()
     assert (settled.alpha, settled.beta) == (facts["alpha"], facts["beta"])
-    again = method.untrained()
+    again = method.untrained_copy()
     again.load_adapter_state(method.adapter_state())
     assert again.facts() == facts
     assert torch.equal(again.logits(images()), method.logits(images()))

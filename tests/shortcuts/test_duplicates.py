@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from dear.data.images import ListedImages
-from dear.shortcuts.edits import recompressed
+from dear.shortcuts.edits import recompress
 from dear.shortcuts.properties import measure
 from dear.tasks.audit.duplicates import near_duplicates
 
 
 def test_copies_between_two_sets(photos: ListedImages) -> None:
     test = ListedImages(
-        (recompressed(photos.image(4), 60), photos.image(70).resize((80, 80)), photos.image(5).rotate(180)),
+        (recompress(photos.image(4), 60), photos.image(70).resize((80, 80)), photos.image(5).rotate(180)),
         photos.labels[:3], photos.classes,
     )  # fmt: skip
     train = photos.subset([index for index in range(len(photos)) if index != 5])

@@ -13,13 +13,13 @@ from dear.data.images import ListedImages
 from dear.errors import UsageError
 from dear.shortcuts.causal import causal_test, edited_set
 from dear.shortcuts.directions import edit_directions, random_directions
-from dear.shortcuts.edits import KINDS, random_edit, shaded, transfer
+from dear.shortcuts.edits import KINDS, random_edit, shade_corners, transfer
 from dear.shortcuts.find import Shortcut
-from dear.shortcuts.properties import properties_of, property_place
+from dear.shortcuts.properties import properties_of, property_column
 
 
 def value(image: Image.Image, name: str) -> float:
-    return float(properties_of(image)[property_place(name)])
+    return float(properties_of(image)[property_column(name)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -36,7 +36,7 @@ def test_random_edits_change_the_image_and_repeat(photos: ListedImages, kind: st
 def test_an_unknown_edit_is_refused(photos: ListedImages) -> None:
     with pytest.raises(UsageError, match="brightness"):
         random_edit("smell", photos.image(0), random.Random(0))
-    with pytest.raises(UsageError, match="place"):
+    with pytest.raises(UsageError, match="mask"):
         transfer("mark", photos.image(0), photos.image(1))
 
 
@@ -65,7 +65,7 @@ def test_a_transfer_brings_the_donors_value(photos: ListedImages, kind, name, ch
     [
         ("cast", "black tint", lambda image: Image.blend(image, Image.new("RGB", image.size, "orange"), 0.2)),
         ("cast", "white tint", lambda image: Image.blend(image, Image.new("RGB", image.size, "orange"), 0.2)),
-        ("vignette", "vignette", lambda image: shaded(image, 0.6)),
+        ("vignette", "vignette", lambda image: shade_corners(image, 0.6)),
     ],
 )
 def test_a_transfer_of_faint_marks(scenes: ListedImages, kind, name, change) -> None:

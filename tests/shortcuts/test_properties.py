@@ -10,19 +10,19 @@ from PIL import Image, ImageFilter
 from dear.data.duplicates import difference_hash
 from dear.data.images import ListedImages
 from dear.errors import UsageError
-from dear.shortcuts.edits import recompressed
+from dear.shortcuts.edits import recompress
 from dear.shortcuts.files import file_facts
 from dear.shortcuts.properties import (
     PROPERTIES,
     blockiness,
     measure,
     properties_of,
-    property_place,
+    property_column,
 )
 
 
 def value(image: Image.Image, name: str) -> float:
-    return float(properties_of(image)[property_place(name)])
+    return float(properties_of(image)[property_column(name)])
 
 
 def test_values_of_a_plain_image() -> None:
@@ -47,14 +47,14 @@ def test_the_edge_is_four_of_128_pixels() -> None:
 def test_blur_and_compression_are_seen(photos: ListedImages) -> None:
     image = photos.image(0)
     assert value(image.filter(ImageFilter.GaussianBlur(2)), "sharpness") < value(image, "sharpness") - 1
-    assert blockiness(recompressed(image, 10)) > 1.3 > blockiness(image)
-    cropped = recompressed(image, 10).crop((3, 5, image.width, image.height))
+    assert blockiness(recompress(image, 10)) > 1.3 > blockiness(image)
+    cropped = recompress(image, 10).crop((3, 5, image.width, image.height))
     assert blockiness(cropped) > 1.3  # wherever the grid starts
 
 
 def test_an_unknown_property_is_refused() -> None:
     with pytest.raises(UsageError, match="brightness"):
-        property_place("smell")
+        property_column("smell")
 
 
 def test_measured_sets(photos: ListedImages) -> None:

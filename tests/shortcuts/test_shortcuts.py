@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from dear.data.images import ListedImages
 from dear.errors import UsageError
-from dear.shortcuts.edits import recompressed, shaded
+from dear.shortcuts.edits import recompress, shade_corners
 from dear.shortcuts.files import FileFacts
 from dear.shortcuts.find import auc, find_shortcuts, limit_for, search_properties
 from dear.shortcuts.marks import place_of
@@ -56,7 +56,7 @@ PLANTS = {
     "dark": (lambda image: ImageEnhance.Brightness(image).enhance(0.3), "brightness", "dark"),
     "gray": (lambda image: image.convert("L").convert("RGB"), "saturation", "gray"),
     "blur": (lambda image: image.filter(ImageFilter.GaussianBlur(3)), "sharpness", "blurred"),
-    "jpeg": (lambda image: recompressed(image, 10), "compression", "with compression blocks"),
+    "jpeg": (lambda image: recompress(image, 10), "compression", "with compression blocks"),
     "logo": (logo, "mark", "top right"),
     "wide": (lambda image: ImageOps.fit(image, (200, 80)), "aspect", "wide"),
 }
@@ -77,7 +77,7 @@ FAINT_PLANTS = {
     "black tint": lambda image: Image.blend(image, Image.new("RGB", image.size, (255, 140, 0)), 0.18),
     "green black tint": lambda image: Image.blend(image, Image.new("RGB", image.size, (0, 160, 90)), 0.12),
     "white tint": lambda image: image.convert("RGB", matrix=(1.08, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0.8, 0)),
-    "vignette": lambda image: shaded(image, 0.6),
+    "vignette": lambda image: shade_corners(image, 0.6),
     "brightest corner": lambda image: image.rotate(3, Image.Resampling.BICUBIC),
     "spot bottom right": stamped,
 }

@@ -12,10 +12,10 @@ from dear.runs.spec import Spec
 from dear.shortcuts.trials import (
     EditedFeatures,
     choose,
-    directions_removed,
     edit_heads,
-    heads_removed,
-    random_heads_removed,
+    remove_directions,
+    remove_edit_heads,
+    remove_random_heads,
 )
 from dear.train.setup.prepare import prepare
 
@@ -51,18 +51,18 @@ def test_directions_of_the_edit_bring_the_answers_back(planted: EditedFeatures) 
     assert found.trials[found.way].accuracy >= nothing.accuracy - 0.02
     assert found.random is not None
     assert found.random.moved > 0.5 * nothing.moved
-    removed = directions_removed(planted, ("brightness",), 1)
+    removed = remove_directions(planted, ("brightness",), 1)
     assert removed.rank == 1
     assert float(removed.removed[-1, -1]) == pytest.approx(1.0, abs=0.02)
 
 
 def test_the_head_that_carries_the_edit_is_found(planted: EditedFeatures) -> None:
     assert edit_heads(planted) == ((6, 2),)
-    repair = heads_removed(planted, ("brightness",))
+    repair = remove_edit_heads(planted, ("brightness",))
     kept = repair.apply(planted.original)
     gap = kept[planted.labels == 0].mean(0) - kept[planted.labels != 0].mean(0)
     assert abs(float(gap[-1])) < 0.1
-    other = random_heads_removed(planted, ("brightness",), 2, seed=1)
+    other = remove_random_heads(planted, ("brightness",), 2, seed=1)
     assert len(other.heads) == 2
 
 

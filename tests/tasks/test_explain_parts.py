@@ -159,7 +159,7 @@ def test_a_head_is_what_the_score_loses_without_its_term(name: str) -> None:
     texts = texts.detach()
     for layer, head in ((6, 0), (5, 3), (5, 1)):
         other = clip.corrected(Correction(torch.eye(size), torch.zeros(size), ((layer, head),)))
-        lost = whole - features_of(method.bound(other), pixels)  # [B, V, E]
+        lost = whole - features_of(method.bind(other), pixels)  # [B, V, E]
         expected = clip.logit_scale * torch.einsum(
             "v,bve,ce->cb", weights_of(method).to(lost), lost / whole.norm(dim=-1, keepdim=True), texts
         )
@@ -309,9 +309,9 @@ def test_without_heads_is_the_answer_of_features_with_their_mean(name: str) -> N
     if name in ("zeroshot", "linear-probe"):
         lost = clip.encode_image(pixels) - left.encode_image(pixels)
     else:
-        lost = features_of(method, pixels)[:, 0] - features_of(method.bound(left), pixels)[:, 0]
+        lost = features_of(method, pixels)[:, 0] - features_of(method.bind(left), pixels)[:, 0]
     back = clip.corrected(Correction(torch.eye(size), lost.mean(0).float(), chosen))
-    expected = method.bound(back).logits(pixels, mode)
+    expected = method.bind(back).logits(pixels, mode)
     torch.testing.assert_close(
         found.without(chosen, means_of([found])),
         expected,

@@ -56,7 +56,7 @@ def traceable_clip(clip: Clip) -> Clip:
 def traceable_method(method: Method) -> Method:
     """A copy of `method` on a traceable backbone, with every cached tensor computed and fixed."""
     clip = traceable_clip(method.clip)
-    twin = method.bound(clip) if clip.device == method.clip.device else method.copied_to(clip)
+    twin = method.bind(clip) if clip.device == method.clip.device else method.copy_to(clip)
     twin.eval()
     with torch.no_grad():
         twin(blank(method.clip))  # fills what is kept: class weights, expanded masks

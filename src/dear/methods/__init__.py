@@ -1,4 +1,4 @@
-"""Methods: what each learns and what it changes in the towers."""
+"""Methods that adapt a frozen CLIP, by name."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ METHODS: dict[str, type[Method]] = {
         *(LPPlusPlus, ProKeR),
     )
 }
-"""Every method by name; a method from outside is put in here before use."""
+"""All methods by name; add a method of your own here before using it by name."""
 
 
 def list_methods() -> list[str]:
-    """Names of the methods, in the order of tables.
+    """Names of all methods, in the order of tables.
 
     >>> "dear" in list_methods()
     True
@@ -58,7 +58,7 @@ def list_methods() -> list[str]:
 
 
 def find_method(name: str) -> type[Method]:
-    """The class of a method by name, in any case."""
+    """The class of a method by name; case does not matter."""
     if name in METHODS:
         return METHODS[name]
     same = [key for key in METHODS if key.casefold() == name.casefold()]
@@ -70,7 +70,7 @@ def find_method(name: str) -> type[Method]:
 def build_method(
     name: str, clip: Clip, classes: Sequence[str], *, roles: RoleMap | None = None, **options: Any
 ) -> Method:
-    """A method by name; a role map is handed on only to methods that use one."""
+    """Build a method by name; `roles` is ignored by methods that do not use a role map."""
     kind = find_method(name)
     return kind(clip, classes, roles=roles if kind.uses_roles else None, **options)
 

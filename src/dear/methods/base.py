@@ -26,7 +26,7 @@ from dear.methods.frozen import (
     frozen_feature,
     frozen_input,
 )
-from dear.methods.options import Preset, configured
+from dear.methods.options import Preset, build_config
 from dear.methods.prompts import ClassPrompts
 from dear.methods.tensors import scores, unit
 from dear.methods.texts import ClassTexts
@@ -44,11 +44,11 @@ M = TypeVar("M", bound="Method")
 Cache = dict[str, tuple[tuple[tuple[int, int], ...], Tensor]]
 
 
-class _Bound(NamedTuple):
-    """What a method keeps of its texts on another copy of its backbone, for `in_precision`."""
+class _BoundTexts(NamedTuple):
+    """Prompts and cached texts of a method on another copy of its backbone, which `in_precision` reuses."""
 
     clip: Clip
-    of: ClassPrompts  #: the method's prompts at that time
+    source: ClassPrompts  #: the method's prompts from which `prompts` were copied
     prompts: ClassPrompts
     cache: Cache
 
@@ -67,7 +67,7 @@ class Method(nn.Module):
 
     Parameters (created with `learn`) and buffers are what is learned and saved, and the only state that
     training may change. The backbone is not registered as a submodule, so neither `parameters()` nor a saved
-    file contains it, and a method never replaces it: `bound` returns another object on another copy of the
+    file contains it, and a method never replaces it: `bind` returns another object on another copy of the
     backbone. Whether a method can name new classes or can be merged is derived, not declared.
 
     Args:
@@ -78,8 +78,8 @@ class Method(nn.Module):
         allow_other_roles: accept a role map of other weights with the same shape.
         ids: token ids [C, T] of the prompts, instead of tokenizing them.
         texts: several sentences per class, by class; see `dear.methods.texts`.
-        several: images may show several of the classes: one sigmoid per class.
-        seed: of the learned tensors' random start.
+        several: images may show several of the classes; each class then has its own sigmoid.
+        seed: random seed for the initial values of the learned tensors.
         trained: classes that the adapter was trained on, if they differ from `classes`.
         config: the method's options as its `Config`, instead of keywords.
         options: fields of `Config` by name.
@@ -93,16 +93,16 @@ class Method(nn.Module):
     reads_frozen: bool = False  #: the loss reads the frozen unit image feature, `frozen.feature` [B, E]
     quick: ClassVar[bool] = False  #: a training step runs neither tower once the frozen stage is known
     dynamic: ClassVar[bool] = False  #: steps differ in what they compute, so that a GPU cannot replay one
-    modes: ClassVar[tuple[str, ...]] = ("default",)  #: ways to predict, the usual one first
+    modes: ClassVar[tuple[str, ...]] = ("default",)  #: names of its kinds of logits, the default first
     uses_roles: ClassVar[bool] = False
-    recipe: ClassVar[Mapping[str, Any]] = {}  #: where its training differs from the usual recipe
+    recipe: ClassVar[Mapping[str, Any]] = {}  #: values that differ from the default training recipe
     presets: ClassVar[Mapping[str, Preset]] = {}  #: named settings, the recommended one first
     Config: ClassVar[type] = NoConfig  #: frozen dataclass of its options
-    #: options of earlier versions, and the value that runs with them must have: what the method does now
+    #: options of earlier versions; a saved run loads only if it has these values, which are now fixed
     former_options: ClassVar[Mapping[str, Any]] = {}
     #: whether `Config` has the option `focus`: (layer, head) pairs whose terms are read as `frozen.focus`
     can_focus: ClassVar[bool] = False
-    #: options that replace the defaults where a method that reads features is trained without random views
+    #: options that replace the defaults where a method that reads features is trained without augmentation
     own_view_options: ClassVar[Mapping[str, Any]] = {}
     several_labels: ClassVar[bool] = False  #: whether it can learn several labels per image
     mergeable: ClassVar[bool] = False  #: derived: whether it overrides `merge`
@@ -138,73 +138,77 @@ class Method(nn.Module):
             clip.config.vision.check_heads(self.focus)
             clip.visual.require_class_token("a focus on heads")
         if roles is not None and not self.uses_roles:
-            raise UsageError(f"the method {self.name!r} uses no role map; leave roles out")
+            raise UsageError(
+                f"the method {self.name!r} does not use a role map, got roles; remove that argument"
+            )
         if several and not self.several_labels:
             raise UsageError(
-                f"the method {self.name!r} learns one label per image; several labels are learned by dear, "
-                "linear-probe, proker, tip-adapter, lp-plus-plus, and zeroshot"
+                f"the method {self.name!r} needs one label per image, got several=True; use dear, "
+                "linear-probe, proker, tip-adapter, lp-plus-plus, or zeroshot for several labels"
             )
         self.several = several
         self.roles = roles
         self.allow_other_roles = allow_other_roles
         self.prompts = ClassPrompts(clip, classes, template, ids, texts)
         self.trained_classes = self.prompts.classes if trained is None else tuple(trained)
-        self.notice: str | None = None  #: a sentence the user should see
+        self.notice: str | None = None  #: a warning for the user
         self._cache: Cache = {}
-        self._last_bound: _Bound | None = None
+        self._last_bound: _BoundTexts | None = None
         self.build(torch.Generator().manual_seed(seed))
         self._start_shapes = {name: tensor.shape for name, tensor in self.state_dict().items()}
 
     @classmethod
     def configure(cls, options: Mapping[str, Any], config: Any = None) -> Any:
-        """The `Config` of `options` by name, as people write them; what they leave out is as in `config`."""
-        return configured(cls.name, cls.Config, options, config)
+        """A `Config` with these options, converted from text if needed; the others are those of `config`."""
+        return build_config(cls.name, cls.Config, options, config)
 
     @classmethod
     def preset(cls, name: str | None = None) -> Preset:
-        """A named setting of the method; None: the recommended one, which is empty where there is none."""
+        """A preset by name; None returns the recommended one, or an empty one if there is none."""
         name = cls.recommended() if name is None else name
         if name is None:
-            return Preset("the method's own values")
+            return Preset("the method's default values")
         if name not in cls.presets:
             if not cls.presets:
-                raise UsageError(f"the method {cls.name!r} has no presets, got {name!r}")
+                raise UsageError(
+                    f"the method {cls.name!r} has no presets, got {name!r}; leave the preset out"
+                )
             raise UsageError(unknown_name(f"preset of {cls.name}", name, cls.presets))
         return cls.presets[name]
 
     @classmethod
     def recommended(cls) -> str | None:
-        """Name of the preset that is used unless another is named: the first one."""
+        """Name of the default preset, the first one; None if the method has no presets."""
         return next(iter(cls.presets), None)
 
-    # -- what a subclass writes -------------------------------------------------------------------
+    # -- what a subclass overrides -------------------------------------------------------------------
 
     def build(self, generator: torch.Generator) -> None:
-        """Make the learned tensors; random numbers come from `generator` (on the CPU)."""
+        """Create the learned tensors; random numbers come from `generator` (on the CPU)."""
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        """Image features [B, E], not of unit length; here those of the frozen backbone."""
+        """Image features [B, E], unnormalized; by default those of the frozen backbone."""
         return frozen_feature(self.clip, self.cut, frozen.x)
 
     def texts(self) -> Tensor:
-        """Text features [C, E] of the classes; here the frozen ones of the prompts."""
+        """Text features [C, E] of the classes; by default the frozen features of the prompts."""
         return self.prompts.frozen
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
-        """Logits of every mode, [B, C] in float32; here CLIP's of `images_from_frozen` and `texts`."""
+        """Logits of every mode, [B, C] in float32; by default CLIP's, of `images_from_frozen` and `texts`."""
         images = self.images_from_frozen(frozen)
         return {self.modes[0]: scores(self.clip, images, self.cached("texts", self.texts))}
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        """The loss from the frozen stage, labels [B] and, where there are any, domain numbers [B]."""
+        """The loss for a frozen stage, labels [B] and, if the dataset has domains, their numbers [B]."""
         ce = F.cross_entropy(self.logits_from_frozen(frozen)[self.modes[0]], labels)
         return Loss(ce, {"ce": ce.detach()})
 
     def prepare(self, batches: Batches) -> None:
-        """Called once before the first step; `batches(augment)` walks the training set (for cache models)."""
+        """Called once before the first step; `batches(augment)` iterates over the training images."""
 
     def backward(self, loss: Loss, scale: Callable[[Tensor], Tensor]) -> None:
-        """Put gradients on the parameters; `scale` multiplies a loss for mixed precision."""
+        """Compute the gradients of the parameters; `scale` scales a loss for mixed precision."""
         scale(loss.total).backward()
 
     def after_epoch(self, epoch: int, epochs: int) -> None:
@@ -218,7 +222,7 @@ class Method(nn.Module):
         return {}
 
     def settled_config(self) -> Any:
-        """The options with the values that training chose, for trainings on parts of the same images."""
+        """`config` with the values chosen in training, so that cross-validation folds do not choose again."""
         return self.config
 
     def facts(self) -> dict[str, Any]:
@@ -226,10 +230,12 @@ class Method(nn.Module):
         return {}
 
     def merge(self) -> Clip:
-        """A plain CLIP with the same image features, if one exists."""
-        raise UsageError(f"the method {self.name!r} cannot be folded into a plain CLIP")
+        """A plain CLIP with the learned tensors folded into its weights, if the method allows it."""
+        raise UsageError(
+            f"the method {self.name!r} cannot be folded into a plain CLIP; export the run to ONNX instead"
+        )
 
-    # -- what every method has --------------------------------------------------------------------
+    # -- shared by all methods --------------------------------------------------------------------
 
     @property
     def clip(self) -> Clip:
@@ -243,19 +249,19 @@ class Method(nn.Module):
 
     @property
     def template(self) -> str:
-        """The sentence around a class name."""
+        """Prompt with `{}` for the class name."""
         return self.prompts.template
 
     @property
     def trainable_parameters(self) -> int:
-        """Number of parameters that are learned by gradient."""
+        """Number of parameters learned by gradient descent."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     @property
     def learned_parameters(self) -> int:
-        """Number of learned values, by gradient or, in methods without gradient, in closed form.
+        """Number of learned values: trainable parameters, or the tensors of a closed-form solution.
 
-        Chosen settings such as the probe's C do not count.
+        Scalars chosen by cross-validation, such as the probe's C, do not count.
         """
         if self.trainable_parameters:
             return self.trainable_parameters
@@ -263,23 +269,24 @@ class Method(nn.Module):
         return sum(t.numel() for t in state if t.is_floating_point() and t.dim())
 
     def learn(self, start: Tensor, lr_scale: float = 1.0) -> nn.Parameter:
-        """A learned tensor that starts at `start`: on the backbone's device, at least in float32.
+        """A parameter initialized to `start`, on the backbone's device and at least in float32.
 
         `lr_scale` is its learning rate as a multiple of the recipe's.
         """
-        wide = torch.float64 if self.clip.dtype == torch.float64 else torch.float32
-        parameter = nn.Parameter(start.detach().to(self.clip.device, wide, copy=True))
+        dtype = torch.float64 if self.clip.dtype == torch.float64 else torch.float32
+        parameter = nn.Parameter(start.detach().to(self.clip.device, dtype, copy=True))
         parameter.lr_scale = lr_scale  # type: ignore[attr-defined]
         return parameter
 
     @property
     def open_classes(self) -> bool:
-        """Whether it can name new classes: no learned tensor depends on the number of classes."""
+        """Whether it can predict new classes: no learned tensor depends on the number of classes."""
         if "_open_classes" not in self.__dict__:
-            ids, several = self.prompts.token_ids, len(self.classes) > 1
-            names = self.classes[:1] if several else (*self.classes, "something else")
-            ids = None if ids is None else ids[[0]] if several else ids[[0, 0]]
-            twin = self.untrained(classes=names, ids=ids, trained=self.trained_classes)
+            # compare the shapes with those of the same method with another number of classes
+            ids, fewer = self.prompts.token_ids, len(self.classes) > 1
+            names = self.classes[:1] if fewer else (*self.classes, "something else")
+            ids = None if ids is None else ids[[0]] if fewer else ids[[0, 0]]
+            twin = self.untrained_copy(classes=names, ids=ids, trained=self.trained_classes)
             self._open_classes = twin._start_shapes == self._start_shapes
         return self._open_classes
 
@@ -300,7 +307,7 @@ class Method(nn.Module):
                 last, cut = visual.run(x, cut, self.class_token_at - 1), self.class_token_at
                 stage = stage._replace(class_token=last[:, :1])
             if self.focus:
-                if isinstance(cut, int) and cut <= self.focus[0][0]:  # go on where the tower was run to
+                if isinstance(cut, int) and cut <= self.focus[0][0]:  # reuse the layers run so far
                     start, first = last, cut
                 else:
                     start, first = visual.embed(pixels), 1
@@ -309,83 +316,85 @@ class Method(nn.Module):
         return stage if feature_of is None else stage._replace(feature=frozen_feature(feature_of, cut, last))
 
     def frozen_stage(self, pixels: Tensor) -> Frozen:
-        """What `loss_from_frozen` reads: the same and, with `reads_frozen`, unit image features [B, E]."""
+        """The input of `loss_from_frozen`: with `reads_frozen`, it includes unit image features [B, E]."""
         stage = self.inference_stage(pixels, self.clip if self.reads_frozen else None)
         return stage if stage.feature is None else stage._replace(feature=unit(stage.feature))
 
-    def by_training(self, trained: Tensor, others: Tensor) -> Tensor:
-        """Logits [B, C]: columns of trained classes from the first tensor, all others from the second."""
+    def select_logits(self, trained: Tensor, new: Tensor) -> Tensor:
+        """Logits [B, C]: columns of trained classes from `trained`, those of new classes from `new`."""
         columns = [name in self.trained_classes for name in self.classes]
         if all(columns):
             return trained
-        return torch.where(torch.tensor(columns, device=trained.device), trained, others)
+        return torch.where(torch.tensor(columns, device=trained.device), trained, new)
 
     def pick_mode(self, mode: str | None) -> str:
-        """The mode that is meant: the usual one for None."""
+        """`mode`, checked; None returns the default mode."""
         if mode is None:
             return self.modes[0]
         if mode not in self.modes:
-            raise UsageError(f"the method {self.name!r} has no mode {mode!r}; it has {', '.join(self.modes)}")
+            raise UsageError(f"mode of {self.name!r} must be one of {', '.join(self.modes)}, got {mode!r}")
         return mode
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Logits of every mode, [B, C] in float32, of normalized pixels [B, 3, S, S]; with gradients."""
+        """Logits of every mode, [B, C] in float32, for normalized pixels [B, 3, S, S]; differentiable."""
         return self.logits_from_frozen(self.inference_stage(pixels))
 
     def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        """The loss of pixels [B, 3, S, S], labels [B] and, where there are any, domain numbers [B]."""
+        """The loss for pixels [B, 3, S, S], labels [B] and, if the dataset has domains, their numbers [B]."""
         return self.loss_from_frozen(self.frozen_stage(pixels), labels, domains)
 
     @torch.no_grad()
     def logits(self, pixels: Tensor, mode: str | None = None) -> Tensor:
-        """Scores [B, C] of normalized pixels [B, 3, S, S] in one mode, without gradient."""
+        """Logits [B, C] of normalized pixels [B, 3, S, S] in one mode, without gradients."""
         return self.all_logits(pixels)[self.pick_mode(mode)]
 
     @torch.no_grad()
     def all_logits(self, pixels: Tensor) -> dict[str, Tensor]:
-        """Scores [B, C] in every mode; what the modes share is computed once."""
-        answers: dict[str, Tensor] = self(pixels.to(self.clip.device))
-        return answers
+        """Logits [B, C] of every mode, without gradients; what the modes share is computed once."""
+        logits: dict[str, Tensor] = self(pixels.to(self.clip.device))
+        return logits
 
     def adapter_state(self) -> dict[str, Tensor]:
-        """Copies of the learned tensors by name, without those of the backbone."""
+        """Copies of the learned tensors by name, without the backbone's weights."""
         return {name: tensor.detach().clone() for name, tensor in self.state_dict().items()}
 
     def load_adapter_state(self, state: Mapping[str, Tensor], source: str = "the adapter") -> None:
         """Load learned tensors.
 
         Raises:
-            RunError: names every tensor that is missing, unknown or does not fit; nothing is changed.
+            RunError: a tensor is missing, unknown, or has the wrong shape or type; nothing is changed.
         """
         current = self.state_dict(keep_vars=True)
         shapes = {name: tensor.shape for name, tensor in current.items()}
         shapes |= {name: torch.Size(shape) for name, shape in self.state_shapes(state).items()}
-        complaints = [f"{name} is missing" for name in current if name not in state]
-        complaints += [
+        problems = [f"{name} is missing" for name in current if name not in state]
+        problems += [
             f"{name} is not part of the method {self.name!r}" for name in state if name not in current
         ]
-        both = [(name, tensor, state[name]) for name, tensor in current.items() if name in state]
-        complaints += [
+        pairs = [(name, tensor, state[name]) for name, tensor in current.items() if name in state]
+        problems += [
             f"{name} must be {list(shapes[name])}, got {list(new.shape)}"
-            for name, _, new in both
+            for name, _, new in pairs
             if new.shape != shapes[name]
         ]
-        complaints += [
+        problems += [
             f"{name} must be {str(tensor.dtype).removeprefix('torch.')}, got "
             f"{str(new.dtype).removeprefix('torch.')}"
-            for name, tensor, new in both
+            for name, tensor, new in pairs
             if new.is_floating_point() != tensor.is_floating_point()
         ]
-        if complaints:
-            raise RunError(f"{source} does not fit: {'; '.join(complaints)}")
+        if problems:
+            raise RunError(f"{source} does not fit: {'; '.join(problems)}")
         for name, tensor in current.items():
             if tensor.shape != shapes[name]:  # in place: an optimizer may refer to the tensor
                 tensor.data = tensor.data.new_zeros(shapes[name])
         self.load_state_dict(dict(state))
 
-    def untrained(self: M, clip: Clip | None = None, classes: Sequence[str] | None = None, **other: Any) -> M:
-        """A new method with the same class, options, classes and roles, except for the arguments."""
-        same = {
+    def untrained_copy(
+        self: M, clip: Clip | None = None, classes: Sequence[str] | None = None, **other: Any
+    ) -> M:
+        """A new, untrained method with the settings of this one, except for the arguments."""
+        settings = {
             "template": self.template,
             "roles": self.roles,
             "allow_other_roles": self.allow_other_roles,
@@ -395,7 +404,7 @@ class Method(nn.Module):
             "config": self.config,
         }
         classes = self.classes if classes is None else classes
-        return type(self)(self.clip if clip is None else clip, classes, **{**same, **other})
+        return type(self)(self.clip if clip is None else clip, classes, **{**settings, **other})
 
     def with_classes(
         self,
@@ -404,35 +413,35 @@ class Method(nn.Module):
         ids: Tensor | None = None,
         texts: ClassTexts | None = None,
     ) -> Method:
-        """A new method with copies of the learned tensors on other classes.
+        """A new method with copies of the learned tensors and other classes.
 
-        `texts`: several sentences per class, or features of classes; None: those of this method.
+        `texts` are sentences per class, or features of classes; None keeps those of this method.
         """
         if not self.open_classes and tuple(classes) != self.classes:
             new = [name for name in classes if name not in self.classes]
             listed = ", ".join(map(repr, new[:5])) + (f" and {len(new) - 5} more" if len(new) > 5 else "")
             raise UsageError(
-                f"the method {self.name!r} can name only the {len(self.classes)} classes it was trained on, "
-                f"{'not ' + listed if new else 'all of them and in their order'}; use a method that reads "
-                "class names, such as dear, or train again"
+                f"classes of {self.name!r} must be the {len(self.classes)} of its training, in that order, "
+                f"got {listed or str(len(classes)) + ' of them'}; use a method that reads names, such as "
+                "dear, or train again"
             )
         template = self.template if template is None else template
         texts = self.prompts.texts if texts is None else texts
         return self._rebuilt(classes=classes, template=template, ids=ids, texts=texts)
 
-    def copied_to(self, clip: Clip) -> Method:
-        """A new method with copies of the learned tensors on a backbone on any device."""
+    def copy_to(self, clip: Clip) -> Method:
+        """A new method with copies of the learned tensors and another backbone, on any device."""
         return self._rebuilt(clip=clip)
 
     def _rebuilt(self, **changes: Any) -> Method:
-        method = self.untrained(trained=self.trained_classes, **changes)
+        method = self.untrained_copy(trained=self.trained_classes, **changes)
         method.load_adapter_state(self.adapter_state())
         return method
 
-    def bound(self: M, clip: Clip) -> M:
-        """The same method on another copy of its backbone (in lower precision, say).
+    def bind(self: M, clip: Clip) -> M:
+        """The same method on another copy of its backbone, for example in lower precision.
 
-        Both objects share the learned tensors, so that training one trains the other; prompts and cached
+        Both objects share the learned tensors, so training one trains the other; prompts and cached
         tensors are separate. This object is unchanged.
         """
         if clip.config != self.clip.config or clip.device != self.clip.device:
@@ -442,12 +451,12 @@ class Method(nn.Module):
             )
         other = copy.copy(self)  # shallow: both share the tables of parameters and buffers
         other._clip = (clip,)
-        other.prompts = self.prompts.on(clip)
+        other.prompts = self.prompts.bind(clip)
         other._cache, other._last_bound = {}, None
         return other
 
     def cached(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
-        """`compute()`, cached while no learned tensor changes; with gradients on it is always computed."""
+        """`compute()`, cached until a learned tensor changes; never cached while gradients are enabled."""
         if torch.is_grad_enabled():
             return compute()
         stamp = self._stamp()
@@ -465,24 +474,25 @@ class Method(nn.Module):
         """Cache rows that were computed elsewhere, so that the next prediction encodes no text.
 
         Raises:
-            RuntimeError: the rows are those of other classes, or of the same in another order.
+            RuntimeError: the rows belong to other classes, or have another order.
         """
         if rows.classes != self.classes:
             raise RuntimeError(
-                f"rows must be for the {len(self.classes)} classes, in their order, got {len(rows.classes)}"
+                f"rows must be those of the {len(self.classes)} classes of the method, in their order, got "
+                f"{len(rows.classes)} rows of other classes or in another order"
             )
         stamp = self._stamp()
         self.prompts.set_frozen(rows.frozen)
         self._cache.update({key: (stamp, value) for key, value in rows.cached.items()})
 
     def _stamp(self) -> tuple[tuple[int, int], ...]:
-        """Changes when a learned tensor does."""
+        """A value that changes whenever a learned tensor changes."""
         return tensor_stamp((*self.parameters(), *self.buffers()))
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassRows:
-    """What a method has cached of its classes: tensors [C, ...]."""
+    """Cached tensors with one row per class, [C, ...]."""
 
     classes: tuple[str, ...]
     cached: dict[str, Tensor]  #: by the keys of `Method.cached`
@@ -511,18 +521,17 @@ class ClassRows:
 
 
 def in_precision(method: M, precision: str) -> M:
-    """`method` bound to its backbone in a precision; `method` itself stays as it is.
+    """`method` on a copy of its backbone in another precision; `method` itself is unchanged.
 
-    "auto" leaves a backbone that was loaded in another precision than float32 as it is. The copy of a
-    backbone is made once and cached as long as the backbone; what a method keeps of its texts on it is found
-    again, so that answers for one image after another encode texts once.
+    "auto" keeps a backbone that was not loaded in float32. The copy of the backbone is cached as long as the
+    backbone exists, and the method's encoded texts are reused, so repeated calls encode them once.
     """
     clip = method.clip
     if precision != "auto" or clip.dtype == torch.float32:
         clip = clip.cast(matrix_dtype(precision, clip.device))
-    bound, known = method.bound(clip), method._last_bound
-    if known is not None and known.clip is clip and known.of is method.prompts:
-        bound.prompts, bound._cache = known.prompts, known.cache
+    bound, last = method.bind(clip), method._last_bound
+    if last is not None and last.clip is clip and last.source is method.prompts:
+        bound.prompts, bound._cache = last.prompts, last.cache
     else:
-        method._last_bound = _Bound(clip, method.prompts, bound.prompts, bound._cache)
+        method._last_bound = _BoundTexts(clip, method.prompts, bound.prompts, bound._cache)
     return bound

@@ -2,9 +2,9 @@
 
 `A(f) = ReLU(ReLU(f W_1^T) W_2^T)`, W_1 [E/4, E], W_2 [E, E/4], and `f* = r A(f) + (1 - r) f` with r = 0.2.
 
-Departures: the paper picks r per dataset by search; 0.2 (the authors' code) holds for all. The text adapter,
-which the paper finds to add nothing, is left out. Training is the usual recipe (AdamW, lr 0.001, 10 epochs,
-batch 16): the authors' code comes without its settings.
+Departures: the paper searches r per dataset; here it is 0.2, as in the authors' code, for all. The text
+adapter, which does not help according to the paper, is omitted. Training uses the default recipe (AdamW, lr
+0.001, 10 epochs, batch 16), because the authors' code does not include its settings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dear.methods.tensors import uniform
 
 @dataclass(frozen=True)
 class CLIPAdapterConfig(FocusConfig):
-    ratio: Share = 0.2  #: r, how much of the adapted feature is mixed in; 0 is frozen CLIP
+    ratio: Share = 0.2  #: r, weight of the adapted feature; 0 is frozen CLIP
     narrowing: AtLeastOne = 4  #: the hidden width is E divided by this
 
 
@@ -38,20 +38,20 @@ class CLIPAdapter(Method):
     config: CLIPAdapterConfig
 
     def build(self, generator: torch.Generator) -> None:
-        """W_1 and W_2, started as linear layers are."""
+        """W_1 and W_2, initialized like linear layers."""
         self.reader = FeatureReader(self)
-        wide = self.clip.config.embed_dim
-        hidden = max(1, wide // self.config.narrowing)
+        embed_dim = self.clip.config.embed_dim
+        hidden = max(1, embed_dim // self.config.narrowing)
         self.down = self.learn(uniform(generator, hidden, self.reader.width, inputs=self.reader.width))
-        self.up = self.learn(uniform(generator, wide, hidden, inputs=hidden))
+        self.up = self.learn(uniform(generator, embed_dim, hidden, inputs=hidden))
 
     def prepare(self, batches: Batches) -> None:
         self.reader.fit(self.clip, batches)
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        """f* [B, E], the mixture of adapted and frozen features; a focus is read at the feature's length."""
-        features = read = frozen.x.to(self.down.dtype)
-        if self.focus:
-            read = self.reader(frozen) * features.norm(dim=-1, keepdim=True)
-        adapted = F.linear(F.linear(read, self.down).relu(), self.up).relu()
+        """f* [B, E], the mixture of adapted and frozen features."""
+        features = inputs = frozen.x.to(self.down.dtype)  # [B, E]
+        if self.focus:  # the focused feature at the length of the image feature, [B, 2 E]
+            inputs = self.reader(frozen) * features.norm(dim=-1, keepdim=True)
+        adapted = F.linear(F.linear(inputs, self.down).relu(), self.up).relu()  # [B, W] -> [B, E/4] -> [B, E]
         return self.config.ratio * adapted + (1 - self.config.ratio) * features

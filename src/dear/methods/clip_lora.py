@@ -1,11 +1,11 @@
 """CLIP-LoRA: low-rank changes of q, k and v in both towers (Zanella, Ben Ayed, CVPR workshops 2024).
 
-`W* = W + (a / sqrt(r)) B A` in every layer, A [r, D], B [D, r] = 0 at the start, r = 2, a = 1, dropout 0.25
-on the input of A; cross-entropy over CLIP's logits. The scale is that of the authors' code. Afterwards the
+`W* = W + (a / sqrt(r)) B A` in every layer, A [r, D], B [D, r] initialized to 0, r = 2, a = 1, dropout 0.25
+on the input of A; cross-entropy of CLIP's logits. The scale is that of the authors' code. After training the
 changes fold into the weights: `merge()` returns a plain CLIP.
 
-Departures: a fixed 50 epochs (the authors take 500 steps per shot whatever the number of classes), the usual
-cosine with one warm-up epoch. AdamW, lr 2e-4, weight decay 0.01 and batch 32 are the authors'.
+Departures: 50 epochs (the authors use 500 steps per shot for any number of classes), and the default cosine
+schedule with one warm-up epoch. AdamW, lr 2e-4, weight decay 0.01 and batch 32 are the authors'.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CLIPLoRAConfig(Options):
     rank: AtLeastOne = 2  #: r
     scale: Positive = 1.0  #: a; the change is multiplied with a / sqrt(r)
     dropout: Share = 0.25  #: on the input of A, in training
-    #: projections that change
+    #: projections with a low-rank change
     on: Annotated[tuple[Literal["q", "k", "v"], ...], Meta(min_length=1)] = ("q", "k", "v")
     towers: Literal["both", "image", "text"] = "both"
 
@@ -50,7 +50,7 @@ class CLIPLoRA(Method):
     config: CLIPLoRAConfig
 
     def build(self, generator: torch.Generator) -> None:
-        """A [L, P, r, D] and B [L, P, H, d, r] of each tower, P the projections that change."""
+        """A [L, P, r, D] and B [L, P, H, d, r] of each tower, P the number of changed projections."""
         self.cut = 1 if "image" in TOWERS[self.config.towers] else "feature"
         rank, count = self.config.rank, len(self.config.on)
         for name in TOWERS[self.config.towers]:
@@ -61,7 +61,7 @@ class CLIPLoRA(Method):
             self.register_parameter(f"{name}_up", self.learn(up))
 
     def edit(self, name: str, dropout: float = 0.0) -> Edit | None:
-        """The changes of one tower, "image" or "text"; None where it stays frozen."""
+        """The low-rank changes of the tower "image" or "text"; None if it is frozen."""
         if name not in TOWERS[self.config.towers]:
             return None
         scale = self.config.scale / self.config.rank**0.5

@@ -1,8 +1,8 @@
 """CoCoOp: a context that every image shifts (Zhou, Yang, Loy, Liu, CVPR 2022).
 
-A small net h maps the image's unit feature to one vector, which is added to every context vector,
-`v_m(x) = v_m + h(x)`, h = Linear(E, E/16), ReLU, Linear(E/16, D). Every image so has text features
-per image: B·C passes of the text tower per batch, done in chunks.
+A small network h maps the image's unit feature to one vector, which is added to every context vector,
+`v_m(x) = v_m + h(x)`, h = Linear(E, E/16), ReLU, Linear(E/16, D). The text features therefore depend on the
+image: a batch needs B·C passes of the text tower, computed in chunks.
 
 Departures: none known; the authors' setting is context 4, batch 1, 10 epochs, lr 0.002, last epoch.
 """
@@ -24,13 +24,13 @@ from dear.methods.tensors import linear, unit
 
 @dataclass(frozen=True)
 class CoCoOpConfig(Options):
-    context: Count = 4  #: how many context vectors
-    words: str = WORDS  #: where they start; empty: random
-    narrowing: AtLeastOne = 16  #: the net's hidden width is E divided by this
+    context: Count = 4  #: M, number of context vectors
+    words: str = WORDS  #: initial words of the context; empty: random
+    narrowing: AtLeastOne = 16  #: the network's hidden width is E divided by this
 
 
 class CoCoOp(Method):
-    """Learned context vectors and a net that shifts them by the image."""
+    """Learned context vectors, and a network that shifts them for each image."""
 
     name, title = "cocoop", "CoCoOp"
     about = "learned words that shift with each image; slow"
@@ -39,13 +39,13 @@ class CoCoOp(Method):
     config: CoCoOpConfig
 
     def build(self, generator: torch.Generator) -> None:
-        """The context [M, D] and the net's two layers."""
+        """The context [M, D] and the network's two layers."""
         self.context = ContextPrompts(self.prompts, self.config.context, self.config.words)
         self.ctx = self.learn(self.context.start(self.clip, generator))
-        wide, out = self.clip.config.embed_dim, self.clip.config.text.width
-        hidden = max(1, wide // self.config.narrowing)
-        self.down, self.down_bias = map(self.learn, linear(generator, hidden, wide))
-        self.up, self.up_bias = map(self.learn, linear(generator, out, hidden))
+        embed_dim, width = self.clip.config.embed_dim, self.clip.config.text.width
+        hidden = max(1, embed_dim // self.config.narrowing)
+        self.down, self.down_bias = map(self.learn, linear(generator, hidden, embed_dim))
+        self.up, self.up_bias = map(self.learn, linear(generator, width, hidden))
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         images = unit(frozen.x)  # [B, E]

@@ -1,15 +1,15 @@
-"""CoOp: a learned context in front of the class names (Zhou, Yang, Loy, Liu, IJCV 2022).
+"""CoOp: a learned context before the class names (Zhou, Yang, Loy, Liu, IJCV 2022).
 
-Prompt: `t_c = [V]_1 ... [V]_M [class c].`; all classes share V, nothing else is learned, and
-p(y|x) is CLIP's softmax over cosines.
+Prompt: `t_c = [V]_1 ... [V]_M [class c].`; all classes share V, nothing else is learned, and p(y|x) is CLIP's
+softmax over cosines.
 
 Departures from the authors' code:
-- The default is the setting of CoOp in base-to-novel tables (from the CoCoOp paper): M = 4, started at
-  "a photo of a", batch 32, lr 0.002; but 50 epochs for every dataset, which there are ImageNet's (200 for
-  the others). `context=16, words=""` with 200 epochs is the IJCV paper's.
-- Contexts per class ("CSC") and class names in the middle are left out: they cannot name
-  novel classes, or gained nothing.
-- The last epoch is kept, always.
+- The default is the setting of CoOp in base-to-novel tables (from the CoCoOp paper): M = 4, initialized to
+  "a photo of a", batch 32, lr 0.002; but 50 epochs for every dataset, where the authors use 50 for ImageNet
+  and 200 for the others. `context=16, words=""` with 200 epochs is the setting of the IJCV paper.
+- Contexts per class ("CSC") and class names in the middle are omitted: the former cannot predict novel
+  classes, the latter did not help.
+- The last epoch is used.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from dear.methods.prompts import WORDS, ContextPrompts
 
 @dataclass(frozen=True)
 class CoOpConfig(Options):
-    context: Count = 4  #: M, how many vectors
-    words: str = WORDS  #: where they start; empty: random
+    context: Count = 4  #: M, number of context vectors
+    words: str = WORDS  #: initial words of the context; empty: random
 
 
 class CoOp(Method):
-    """Learned context vectors; image tower untouched."""
+    """Learned context vectors; the image tower is frozen."""
 
     name, title = "coop", "CoOp"
     about = "learned words around the class name"

@@ -1,27 +1,28 @@
 """DeAR: attribute tokens that only the right heads may read ("Decomposing Attention Head Roles", CVPR 2026).
 
 Attribute tokens enter the image tower at layer J (main text, section 3.3); in every later layer a token's
-input is `beta r_a + (1 - beta) (what the layer before made of it)` (eq. 5, 6), and each head's role decides
-who may read whom (eq. 7-9). The class token's feature stays close to the frozen one, each attribute gets a
-feature of its own (eq. 10, 11), and a learned softmax weighs their votes (eq. 17-19).
+input is `beta r_a + (1 - beta) (output of the previous layer)` (eq. 5, 6), and each head's role determines
+which tokens may attend to which (eq. 7-9). The class token's feature is regularized toward the frozen one,
+each attribute has a feature (eq. 10, 11), and a learned softmax weighs their logits (eq. 17-19).
 
 Loss (eq. 12-16): `CE + lambda_reg (L_img + L_txt) + lambda_fusion (-log alpha_cls)`.
 
-Departures: none that is known in the preset `paper`; the authors published no code. Where their text leaves
-a choice, P_attr starts as a copy of CLIP's projection, isolation works both ways, one set of tokens serves
-all layers, `-log alpha_cls` rather than `1 - alpha_cls`. The defaults, preset `strong`, depart further
-(docs/recipes.md): free early tokens, a set per layer before J, change the class token itself; the raw tokens
-from J on are `x_cls + delta_a`, x_cls the frozen class token at the input of layer J; alpha is learned fast;
-the mean frozen feature of the training images is subtracted from image features before they are compared with
-texts; the text of a trained class becomes `unit(t_c + lambda unit(r_c))`, r_c a direction from its images
-(`dear.methods.directions`), lambda learned.
+Departures: none known in the preset `paper`; the authors published no code. Where their text leaves a choice,
+P_attr is initialized to CLIP's projection, isolation is bidirectional, all layers share one set of tokens,
+and the fusion loss is `-log alpha_cls` rather than `1 - alpha_cls`. The defaults, preset `strong`, depart
+further (docs/recipes.md): free early tokens, one set per layer before J, change the class token itself; the
+raw tokens from J on are `x_cls + delta_a`, x_cls the frozen class token at the input of layer J; alpha has a
+high learning rate; the mean frozen feature of the training images is subtracted from image features before
+they are compared with texts; the text feature of a trained class becomes `unit(t_c + lambda unit(r_c))`, r_c
+a direction from its images (`dear.methods.directions`), lambda learned.
 
-The forward pass, `DeAR.image_sides`, serves one adapter and, in `dear.serve.dear_stack`, batches in which
-every image has another one: learned tensors then have a leading dimension B.
+The forward pass, `DeAR.image_sides`, is used for one adapter and, in `dear.serve.dear_stack`, for batches in
+which every image has its own adapter: learned tensors then have a leading dimension B.
 
-The step does only work whose result is used: the layers before the first token are the same for the frozen
-and the adapted pass and run once without gradient; the text tower's layers before J are constant for a task;
-texts end at the longest EOT; the last layer computes the rows that are read; isolated heads need no masks.
+A training step skips all work that cannot change the result: the layers before the first token are the same
+in the frozen and the adapted pass and run once without gradients; the text tower's layers before J are
+constant for a task; texts end at the longest EOT; the last layer computes only the rows that are read;
+isolated heads need no masks.
 """
 
 from __future__ import annotations
@@ -57,120 +58,130 @@ def layer_mask(
     roles: RoleMap,
     layer: int,
     attributes: Sequence[str] = CORE,
-    each: int = 1,
+    tokens_per_attribute: int = 1,
     isolation: str = ISOLATIONS[0],
 ) -> BlockMask:
     """The block mask of all heads of a layer.
 
-    A core head whose concept has no token among `attributes` has nothing to read: it is isolated like the
-    other specialized heads.
+    A core head whose concept has no token among `attributes` is isolated like the other specialized heads.
 
     Args:
         roles: the role map.
         layer: counted from 1.
-        attributes: the attributes that have tokens, in their order.
-        each: tokens per attribute; those of one attribute are adjacent.
+        attributes: the attributes with tokens, in order.
+        tokens_per_attribute: number of tokens per attribute; those of one attribute are adjacent.
         isolation: "bidirectional", or "readonly": attribute tokens of isolated heads may read the originals.
     """
     if isolation not in ISOLATIONS:
         raise UsageError(f"isolation must be one of {', '.join(ISOLATIONS)}, got {isolation!r}")
     if layer not in roles.layers:
-        raise RoleError(f"the role map has no layer {layer}; it has {', '.join(map(str, roles.layers))}")
-    heads = [_see(roles[layer, h], attributes, each, isolation) for h in range(roles.heads)]
-    return BlockMask(torch.stack(heads))
-
-
-def _see(role: Role, attributes: Sequence[str], each: int, isolation: str) -> torch.Tensor:
-    """One head's part of the mask, bool [1 + T, 1 + T]; block 0 is the original tokens."""
-    see = torch.ones(1 + len(attributes) * each, 1 + len(attributes) * each, dtype=torch.bool)
-    if role.kind == "mixed":
-        return see
-    places = [
-        a for a, name in enumerate(attributes) if role.concept and name.casefold() == role.concept.casefold()
+        layers = ", ".join(map(str, roles.layers))
+        raise RoleError(f"the role map must contain layer {layer}, it has {layers}; discover roles for it")
+    heads = [
+        _visible_blocks(roles[layer, head], attributes, tokens_per_attribute, isolation)
+        for head in range(roles.heads)
     ]
-    if role.kind == "core" and places:  # eq. 9: every query reads only the tokens of the head's attribute
-        see[:, 1:] = False
-        see[:, 1 + places[0] * each : 1 + (places[0] + 1) * each] = True
-        return see
-    see[0, 1:] = False  # eq. 8: originals do not read attribute tokens ...
-    see[1:, 0] = isolation == "readonly"  # ... and vice versa
-    return see
+    return BlockMask(torch.stack(heads))  # [H, 1 + T, 1 + T]
 
 
-def draw_mask(mask: BlockMask, attributes: Sequence[str] = CORE, each: int = 1) -> str:
-    """A layer's mask as text: per head one row per query and one column per key; # is seen, · is hidden.
+def _visible_blocks(
+    role: Role, attributes: Sequence[str], tokens_per_attribute: int, isolation: str
+) -> torch.Tensor:
+    """The mask of one head, bool [1 + T, 1 + T] (query, key); block 0 is all original tokens."""
+    tokens = len(attributes) * tokens_per_attribute
+    visible = torch.ones(1 + tokens, 1 + tokens, dtype=torch.bool)
+    if role.kind == "mixed":
+        return visible
+    names = [name.casefold() for name in attributes]
+    if role.kind == "core" and role.concept and role.concept.casefold() in names:
+        # eq. 9: no query attends to tokens of other attributes
+        start = 1 + names.index(role.concept.casefold()) * tokens_per_attribute
+        visible[:, 1:] = False
+        visible[:, start : start + tokens_per_attribute] = True
+        return visible
+    visible[0, 1:] = False  # eq. 8: original tokens do not attend to attribute tokens ...
+    visible[1:, 0] = isolation == "readonly"  # ... and vice versa
+    return visible
+
+
+def draw_mask(mask: BlockMask, attributes: Sequence[str] = CORE, tokens_per_attribute: int = 1) -> str:
+    """A layer's mask as text: for each head a row per query and a column per key; # is visible, · hidden.
 
     >>> print(draw_mask(layer_mask(RoleMap.table2(), 12)).splitlines()[0])
     head 0
     """
-    short = [name[:2] + (str(i) if each > 1 else "") for name in attributes for i in range(each)]
-    names = ["or", *short]  # "or": the original tokens, class token and patches
+    count = tokens_per_attribute
+    tokens = [name[:2] + (str(i) if count > 1 else "") for name in attributes for i in range(count)]
+    names = ["or", *tokens]  # "or": the original tokens, class token and patches
     width = max(map(len, names))
     lines = []
-    for head, see in enumerate(mask.visible.tolist()):
+    for head, visible in enumerate(mask.visible.tolist()):
         lines.append(f"head {head}")
         lines.append(" " * (width + 1) + " ".join(name.ljust(width) for name in names))
-        for name, row in zip(names, see, strict=True):
-            cells = " ".join(("#" if seen else "·").ljust(width) for seen in row)
+        for name, row in zip(names, visible, strict=True):
+            cells = " ".join(("#" if cell else "·").ljust(width) for cell in row)
             lines.append(f"{name.ljust(width)} {cells}".rstrip())
     return "\n".join(lines)
 
 
-# The limit is more tokens than anyone means; a damaged file may name any number.
-Few = Annotated[int, Meta(ge=0, le=1024)]
-OneOrMore = Annotated[int, Meta(ge=1, le=1024)]
+# The upper bound rejects damaged files, which may contain any number.
+TokenCount = Annotated[int, Meta(ge=0, le=1024)]
+PositiveTokenCount = Annotated[int, Meta(ge=1, le=1024)]
 
 
 @dataclass(frozen=True)
 class DeARConfig(Options):
-    """Options of DeAR; the defaults are the recipe `strong`, the paper's are `DeAR.preset("paper")`."""
+    """Options of DeAR; the defaults are the preset `strong`, the paper's values `DeAR.preset("paper")`."""
 
-    attributes: tuple[str, ...] | None = None  #: those with tokens; None: the role map's core concepts
-    tokens_per_attribute: OneOrMore = 1  #: an attribute's feature is the mean of its tokens' features
-    first_layer: int | None = None  #: J, where tokens enter; None: the last third begins (9 of 12)
-    text_first_layer: int | None = None  #: the same for text; None: J if as deep, else its last third
-    text_tokens: Few = 5  #: K
-    token_start: Literal["class", "free"] = "class"  #: the image's class token plus what is learned
-    beta: Share = 0.1  #: weight of the raw token against the layer before (eq. 5)
-    early_tokens: Few = 5  #: free tokens in every layer from `early_layer` to J - 1, a set per layer
-    early_layer: int | None = None  #: where they enter; None: after a sixth of the layers (3 of 12)
-    text_beta: Share | None = 0.9  #: the same for text tokens (eq. 6); None: beta
-    #: "readonly": attribute tokens may read the originals
+    attributes: tuple[str, ...] | None = None  #: attributes with tokens; None: the role map's core concepts
+    tokens_per_attribute: PositiveTokenCount = (
+        1  #: an attribute's feature is the mean of its tokens' features
+    )
+    first_layer: int | None = None  #: J, where tokens enter; None: the first of the last third (9 of 12)
+    #: J of the text tower; None: the same if both towers have as many layers, else that of its last third
+    text_first_layer: int | None = None
+    text_tokens: TokenCount = 5  #: K
+    #: "class": raw tokens are the image's class token plus learned vectors; "free": learned vectors alone
+    token_start: Literal["class", "free"] = "class"
+    beta: Share = 0.1  #: weight of the raw token relative to the previous layer's output (eq. 5)
+    early_tokens: TokenCount = 5  #: free tokens in every layer from `early_layer` to J - 1, a set per layer
+    early_layer: int | None = None  #: where early tokens enter; None: after a sixth of the layers (3 of 12)
+    text_beta: Share | None = 0.9  #: beta of the text tokens (eq. 6); None: beta
+    #: "readonly": in isolated heads, attribute tokens may attend to the original tokens
     isolation: Literal["bidirectional", "readonly"] = "bidirectional"
     lambda_reg: NotNegative = 1.0  #: weight of L_img + L_txt
     lambda_fusion: NotNegative = 0.02  #: weight of L_fusion
     class_ce: Share = 0.3  #: c: (1 - c) CE(fused logits) + c CE(decoupled logits)
     token_rate: Positive = 20.0  #: learning rate of the attribute tokens, as a multiple of the recipe's
-    early_rate: Positive = 20.0  #: the same for the early tokens
-    text_rate: Positive = 3.0  #: the same for the text tokens
-    projection_rate: Positive = 0.5  #: the same for P_attr
-    alpha_rate: Positive = 100.0  #: the same for v, whose softmax is alpha
+    early_rate: Positive = 20.0  #: learning rate of the early tokens, likewise
+    text_rate: Positive = 3.0  #: learning rate of the text tokens, likewise
+    projection_rate: Positive = 0.5  #: learning rate of P_attr, likewise
+    alpha_rate: Positive = 100.0  #: learning rate of v, whose softmax is alpha, likewise
     #: fraction of the mean training feature that is subtracted from image features before the cosine
     center: Share = 1.0
-    #: what is added to the texts of trained classes: directions from their images by ridge regression; "none"
+    #: "ridge": add directions from training images, by ridge regression, to the texts of trained classes
     directions: Literal["ridge", "none"] = "ridge"
     direction_ridge: Positive = 4.0  #: in units of a squared image feature; large: directions to class means
-    #: lambda, the weight of a direction against a text of length 1, is this times the share of the images
-    #: that frozen texts do not recognize, where classes have one image; with more images training starts at
-    #: the lambda that leave-one-out on frozen features prefers
+    #: with one image per class, lambda (the weight of a direction relative to a unit text feature) is this
+    #: times the error of frozen texts on the training images; with more, it is initialized by leave-one-out
     direction_weight: Positive = 0.4
-    direction_dropout: Share = 0.5  #: share of the training steps that compare by texts alone
-    focus: tuple[tuple[int, int], ...] = ()  #: (layer, head) pairs whose frozen contribution votes as well
-    focus_share: Share = 0.2  #: s: the answer is (1 - s) fused + s what these heads contribute
+    direction_dropout: Share = 0.5  #: fraction of the training steps without directions
+    focus: tuple[tuple[int, int], ...] = ()  #: (layer, head) pairs whose frozen contribution also votes
+    focus_share: Share = 0.2  #: s: logits are (1 - s) fused + s those of the heads of the focus
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.attributes is not None:
-            names = tuple(_concept(name) for name in self.attributes)
+            names = tuple(_canonical_concept(name) for name in self.attributes)
             if not names:
-                raise UsageError("attributes is empty: DeAR needs at least one")
+                raise UsageError("attributes must contain at least one name, got none")
             if len({name.casefold() for name in names}) < len(names):
-                raise UsageError(f"attributes {names} name one twice")
+                raise UsageError(f"attributes must differ from each other, got {', '.join(names)}")
             object.__setattr__(self, "attributes", names)
 
 
-def _concept(name: str) -> str:
-    """A concept as the paper spells it; other names stay, for a role map may know them."""
+def _canonical_concept(name: str) -> str:
+    """A concept in the paper's spelling; other names are kept, because a role map may contain them."""
     try:
         return find_attribute(name, CONCEPTS)
     except UsageError:
@@ -178,9 +189,9 @@ def _concept(name: str) -> str:
 
 
 PRESETS = {
-    "strong": Preset("free tokens prepare the class token, attribute tokens that start from it answer"),
+    "strong": Preset("free early tokens adapt the class token, from which the attribute tokens start"),
     "quick": Preset(
-        "attribute tokens that start from the class token alone: 0.6 of the time of strong",
+        "attribute tokens that start from the class token, no early tokens: 0.6 of the time of strong",
         options={
             "early_tokens": 0,
             "center": 0.0,
@@ -215,7 +226,7 @@ PRESETS = {
 
 
 class Learned(NamedTuple):
-    """The learned tensors of the image side of one adapter, or of one adapter per image."""
+    """Learned tensors of the image tower, of one adapter or of one adapter per image."""
 
     tokens: Tensor  #: [T, D] or [B, T, D]
     projection: Tensor  #: P_attr [D, E] or [B, D, E]
@@ -226,19 +237,19 @@ class Learned(NamedTuple):
 
 
 class ImageSides(NamedTuple):
-    """What class weights [C, E] are multiplied with, [B, E] each."""
+    """Image features that are multiplied with the class weights [C, E], [B, E] each."""
 
-    class_feature: Tensor  #: of the class token, at length 1
-    decoupled: Tensor  #: the same, centered
-    fused: Tensor  #: the weighted sum over the voters, centered
+    class_feature: Tensor  #: unit feature of the class token
+    decoupled: Tensor  #: `class_feature`, centered
+    fused: Tensor  #: weighted sum of the voters' unit features, centered
 
     def of(self, mode: str) -> Tensor:
-        """The side of one of `DeAR.modes`."""
+        """The feature for one of `DeAR.modes`."""
         return self.fused if mode == "fused" else self.decoupled
 
 
 class DeAR(Method):
-    """DeAR on a frozen CLIP, with the recipe `strong`; `**DeAR.preset("paper").options` are the paper's.
+    """DeAR on a frozen CLIP, by default `strong`; `**DeAR.preset("paper").options` are the paper's options.
 
     Example:
         >>> import dear, torch
@@ -267,53 +278,56 @@ class DeAR(Method):
     can_focus: ClassVar[bool] = True
     several_labels: ClassVar[bool] = True
     config: DeARConfig
-    focus_mean: Tensor | None  #: of the training images [E]; None without a focus
-    #: frozen unit feature, mean of the training images [E]; None without `center` and `directions`
+    focus_mean: Tensor | None  #: mean focus term of the training images [E]; None without a focus
+    #: mean frozen unit feature of the training images [E]; None without `center` and `directions`
     image_mean: Tensor | None
     direction_rows: Tensor  #: class directions R [C, E] of the trained classes (`dear.methods.directions`)
-    direction_inverse: Tensor  #: A [E, E]; empty after training, which alone reads it
-    class_shares: Tensor  #: of the training images [C]
-    feature_length: Tensor  #: []
-    leaves_out: Tensor  #: []; 1: some class has two training images or more, so that one can be left out
+    direction_inverse: Tensor  #: A [E, E]; only training reads it, and empties it at the end
+    class_shares: Tensor  #: fraction of the training images in each class [C]
+    feature_length: Tensor  #: mean length of a centered feature []
+    leaves_out: Tensor  #: []; 1: some class has at least two training images, so one can be left out
 
     def build(self, generator: torch.Generator) -> None:
         """Learned tensors: attribute tokens, text tokens, P_attr, and v (eq. 5, 6, 11, 18)."""
         config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
-        self.roles = self._take_roles(self.roles)
-        known = tuple(dict.fromkeys((*self.roles.core, *CONCEPTS)))
-        self.attributes = tuple(find_attribute(a, known) for a in config.attributes or self.roles.core)
-        if config.attributes is not None:  # masks compare names: keep them as the role map spells them
+        self.roles = self._check_roles(self.roles)
+        names = tuple(dict.fromkeys((*self.roles.core, *CONCEPTS)))
+        self.attributes = tuple(find_attribute(name, names) for name in config.attributes or self.roles.core)
+        if config.attributes is not None:  # masks compare names: use the spelling of the role map
             self.config = config = replace(config, attributes=self.attributes)
         self.entry = _layer(config.first_layer, vision.last_third[0], vision.layers, "first_layer")
         self.first = self.entry
         if config.early_tokens:
-            usual = min(max(1, vision.layers // 6 + 1), self.entry - 1)
-            self.first = _layer(config.early_layer, usual, vision.layers, "early_layer")
+            default = min(max(1, vision.layers // 6 + 1), self.entry - 1)
+            self.first = _layer(config.early_layer, default, vision.layers, "early_layer")
             if not 1 <= self.first < self.entry:
                 raise UsageError(
                     f"early_layer must be less than {self.entry}, the layer where attribute tokens enter, "
                     f"got {self.first}"
                 )
         self.cut = self.first
-        self.reads_frozen = config.lambda_reg > 0 or self.directed
+        self.reads_frozen = config.lambda_reg > 0 or self.uses_directions
         if config.early_tokens and config.token_start == "class":
             self.class_token_at = self.entry
-        same = self.entry if text.layers == vision.layers else text.last_third[0]
-        self.text_first = _layer(config.text_first_layer, same, text.layers, "text_first_layer")
-        each = config.tokens_per_attribute
+        default = self.entry if text.layers == vision.layers else text.last_third[0]
+        self.text_first = _layer(config.text_first_layer, default, text.layers, "text_first_layer")
+        per_attribute = config.tokens_per_attribute
         self.masks: Mapping[int, BlockMask] = {
-            layer: layer_mask(self.roles, layer, self.attributes, each, config.isolation)
+            layer: layer_mask(self.roles, layer, self.attributes, per_attribute, config.isolation)
             for layer in range(self.entry, vision.layers + 1)
         }
-        tokens = normal(generator, len(self.attributes) * each, vision.width)
+        tokens = normal(generator, len(self.attributes) * per_attribute, vision.width)
         self.tokens = self.learn(tokens, config.token_rate)
         self.text_tokens = self.learn(normal(generator, config.text_tokens, text.width), config.text_rate)
         self.p_attr = self.learn(self.clip.visual.projection_matrix(), config.projection_rate)
         self.v = self.learn(torch.zeros(1 + len(self.attributes)), config.alpha_rate)
         embed = self.clip.config.embed_dim
-        for name, needed in (("focus_mean", self.focus), ("image_mean", config.center or self.directed)):
+        for name, needed in (
+            ("focus_mean", self.focus),
+            ("image_mean", config.center or self.uses_directions),
+        ):
             self.register_buffer(name, self.v.new_zeros(embed) if needed else None)
-        if self.directed:
+        if self.uses_directions:
             classes = len(self.trained_classes)
             weight = torch.tensor(config.direction_weight, dtype=torch.float64)
             self.log_direction_weight = self.learn(weight.log(), DIRECTION_RATE)
@@ -323,15 +337,15 @@ class DeAR(Method):
             self.register_buffer("feature_length", self.v.new_ones(()))
             self.register_buffer("leaves_out", self.v.new_zeros(()))
         if config.early_tokens:
-            sets = (self.entry - self.first, config.early_tokens, vision.width)
-            self.early_tokens = self.learn(normal(generator, *sets), config.early_rate)
+            shape = (self.entry - self.first, config.early_tokens, vision.width)
+            self.early_tokens = self.learn(normal(generator, *shape), config.early_rate)
 
-    def _take_roles(self, roles: RoleMap | None) -> RoleMap:
-        """The role map to use, checked against the backbone."""
+    def _check_roles(self, roles: RoleMap | None) -> RoleMap:
+        """The role map, checked against the backbone."""
         if roles is None:
             vision = self.clip.config.vision
             raise RoleError(
-                f"DeAR needs a role map for this tower of {vision.layers} x {vision.heads} heads: "
+                f"DeAR needs a role map for this tower of {vision.layers} x {vision.heads} heads, got none; "
                 "compute one with dear.discover_roles and pass it as roles",
                 hint="roles",
             )
@@ -339,58 +353,62 @@ class DeAR(Method):
         return roles
 
     @property
-    def directed(self) -> bool:
+    def uses_directions(self) -> bool:
         """Whether trained classes have directions from their images in addition to texts."""
         return self.config.directions != "none"
 
     @property
     def voters(self) -> tuple[str, ...]:
-        """Names of what votes in the fused answer: the class token, the attributes, the heads of a focus."""
+        """Names of the features in the fused logits: class token, attributes, and the heads of a focus."""
         return ("class", *self.attributes, *(("focus",) if self.focus else ()))
 
-    # -- image side -------------------------------------------------------------------------------
+    # -- image tower -------------------------------------------------------------------------------
 
     @property
     def learned(self) -> Learned:
-        """What this adapter brings to the forward pass."""
+        """The learned tensors that the image forward pass reads."""
         early = self.early_tokens if self.config.early_tokens else None
         return Learned(self.tokens, self.p_attr, self.v, early, self.focus_mean, self.image_mean)
 
     def image_edit(self, start: Tensor | None = None) -> Edit:
         """Attribute tokens and role masks of layers J to the last.
 
-        `start`, the frozen class token at the input of layer J [B, 1, D], is needed where tokens start there.
+        `start` is the frozen class token at the input of layer J, [B, 1, D]; required if `token_start` is
+        "class".
         """
         return self.attribute_edit(self.tokens, start)
 
     def attribute_edit(self, tokens: Tensor, start: Tensor | None) -> Edit:
-        """The same for tokens [T, D] or [B, T, D]."""
+        """`image_edit` for tokens [T, D] or [B, T, D]."""
+        beta = self.config.beta
         layers = {
-            layer: LayerEdit(tokens=self._raw(tokens, start), token_weight=self.config.beta, mask=mask)
+            layer: LayerEdit(tokens=self._raw_tokens(tokens, start), token_weight=beta, mask=mask)  # eq. 5
             for layer, mask in self.masks.items()
         }
         return Edit(layers, count=tokens.shape[-2])
 
-    def _raw(self, tokens: Tensor, start: Tensor | None) -> Tensor:
+    def _raw_tokens(self, tokens: Tensor, start: Tensor | None) -> Tensor:
         """r_a, the raw attribute tokens [T, D] or [B, T, D]."""
         if self.config.token_start == "free":
             return tokens
         if start is None:
-            raise UsageError("tokens that start from the class token need it at the input of layer J")
+            raise UsageError(
+                'start must be the class token at the input of layer J if token_start is "class", got None'
+            )
         return start.to(tokens.dtype) + tokens
 
     def early_edit(self, tokens: Tensor) -> Edit:
-        """Early tokens [L, T, D] or [B, L, T, D]; every head reads them, for roles begin at layer J."""
+        """Early tokens [L, T, D] or [B, L, T, D], visible to every head because roles start at layer J."""
         layers = {
-            layer: LayerEdit(tokens=raw)  # [T, D] or [B, T, D]
-            for layer, raw in enumerate(tokens.unbind(-3), self.first)
+            layer: LayerEdit(tokens=layer_tokens)  # [T, D] or [B, T, D]
+            for layer, layer_tokens in enumerate(tokens.unbind(-3), self.first)
         }
         return Edit(layers, count=tokens.shape[-2])
 
     def pooled(self, frozen: Frozen, learned: Learned) -> tuple[Tensor, Tensor]:
         """Pooled vectors of the image [B, D] and of the attributes [B, A, D].
 
-        Early tokens are dropped at layer J: what remains is what they changed in class token and patches.
+        Early tokens are removed at layer J; their effect on the class token and the patches remains.
         """
         visual, x, start = self.clip.visual, frozen.x, frozen.class_token
         if start is None:
@@ -400,60 +418,61 @@ class DeAR(Method):
             x = visual.run(x, self.first, self.entry - 1, early)[:, : x.shape[1]]
         edit = self.attribute_edit(learned.tokens, start.detach())
         x_cls, x = visual.class_and_tokens(x, self.entry, edit)  # [B, D], [B, T, D]
-        return x_cls, x.unflatten(1, (len(self.attributes), -1)).mean(dim=2)
+        by_attribute = x.unflatten(1, (len(self.attributes), -1))  # [B, T, D] -> [B, A, T / A, D]
+        return x_cls, by_attribute.mean(dim=2)
 
     def voter_features(
         self, frozen: Frozen, learned: Learned, correction: AppliedCorrection | None
     ) -> tuple[Tensor, Tensor]:
         """Features of the class token [B, 1, E] and of the other voters [B, V, E] (eq. 10, 11)."""
         x_cls, x = self.pooled(frozen, learned)
-        f_cls = self.clip.visual.project_pooled(x_cls)[:, None]
+        f_cls = self.clip.visual.project_pooled(x_cls)[:, None]  # [B, D] -> [B, 1, E]
         if correction is not None:
             f_cls, x = correction.feature(f_cls), correction.pooled(x)
-        others = x.to(learned.projection.dtype) @ learned.projection
+        f_voters = x.to(learned.projection.dtype) @ learned.projection  # [B, A, D] -> [B, A, E]
         if learned.focus_mean is not None:
             assert frozen.focus is not None
             terms = frozen.focus[:, None].to(learned.focus_mean.dtype) - learned.focus_mean  # [B, 1, E]
-            others = torch.cat([others, terms], dim=1)
-        return f_cls, others
+            f_voters = torch.cat([f_voters, terms], dim=1)  # [B, A + 1, E]
+        return f_cls, f_voters
 
     def image_sides(
         self, frozen: Frozen, learned: Learned, correction: AppliedCorrection | None
     ) -> ImageSides:
-        """The image side of the logits of each mode (eq. 17-19), of one adapter or one per image.
+        """The image features for the logits of each mode (eq. 17-19), of one adapter or of one per image.
 
-        `correction` is that of the backbone, or one for each image.
-        The weighted sum of cosines with w_c is the product of w_c and the weighted sum: one matrix product.
+        `correction` is that of the backbone, or stacked, one per image. The alpha-weighted sum of cosines
+        with w_c equals the product of w_c and the weighted sum of features, so one product is enough.
         """
-        f_cls, others = (unit(features) for features in self.voter_features(frozen, learned, correction))
-        f_cls = f_cls[:, 0]
+        f_cls, f_voters = (unit(features) for features in self.voter_features(frozen, learned, correction))
+        f_cls = f_cls[:, 0]  # [B, 1, E] -> [B, E]
         weights = self.weights(learned.v)  # [1 + V] or [B, 1 + V]
-        # ONNX has no ellipsis whose dimensions differ, so the two cases are written out
+        # ONNX does not support an ellipsis of different lengths, so both cases are written out
         pattern = "v,bve->be" if weights.ndim == 1 else "bv,bve->be"
-        fused = weights[..., :1] * f_cls + torch.einsum(pattern, weights[..., 1:], others)
+        fused = weights[..., :1] * f_cls + torch.einsum(pattern, weights[..., 1:], f_voters)
         centered = self._centered(fused, learned.image_mean, self.token_share)
         return ImageSides(f_cls, self._centered(f_cls, learned.image_mean), centered)
 
     @torch.no_grad()
     def prepare(self, batches: Batches) -> None:
-        """Read the training images: their mean feature, class directions, what the heads of a focus add."""
+        """Compute the mean feature of the training images, class directions, and the mean focus term."""
         if self.focus_mean is None and self.image_mean is None:
             return
-        known = [(features_of(self.clip, batch, self.focus), batch.labels) for batch in batches(False)]
-        images = torch.cat([frozen.x for frozen, _ in known])  # [n, E]
+        stages = [(features_of(self.clip, batch, self.focus), batch.labels) for batch in batches(False)]
+        images = torch.cat([frozen.x for frozen, _ in stages])  # [n, E]
         if self.image_mean is not None:
             self.image_mean.copy_(unit(images.to(self.image_mean.dtype)).mean(dim=0))
-        if self.directed:
-            self._fit_directions(unit(images), torch.cat([labels for _, labels in known]).to(images.device))
+        if self.uses_directions:
+            self._fit_directions(unit(images), torch.cat([labels for _, labels in stages]).to(images.device))
         if self.focus_mean is not None:
-            terms = torch.cat([frozen.focus for frozen, _ in known if frozen.focus is not None])  # [n, E]
+            terms = torch.cat([frozen.focus for frozen, _ in stages if frozen.focus is not None])  # [n, E]
             self.focus_mean.copy_(terms.mean(dim=0))
 
     def _fit_directions(self, features: Tensor, labels: Tensor) -> None:
         """Class directions from unit features [n, E] and labels [n].
 
-        Lambda starts where the leave-one-out loss on frozen features is smallest. With one image per class
-        none can be left out: lambda follows from how many images the frozen texts recognize, and stays.
+        Lambda is initialized to the minimizer of the leave-one-out loss on frozen features. With one image
+        per class none can be left out: lambda is set by the error of the frozen texts, and is not learned.
         """
         classes, texts = len(self.trained_classes), self.prompts.frozen
         fitted = fit_directions(features, labels, classes, self.config.direction_ridge)
@@ -467,19 +486,21 @@ class DeAR(Method):
             weight = choose_weight(features, labels, texts, fitted, center, scale)
         else:
             centered = features - features.mean(dim=0)
-            answers = (centered @ texts.to(centered).T).argmax(dim=1)
-            truth = indicators(labels, classes).gather(1, answers[:, None])[:, 0]
-            weight = self.config.direction_weight * (1 - truth.double()).mean().clamp(min=1e-3)
+            predictions = (centered @ texts.to(centered).T).argmax(dim=1)  # [n]
+            correct = indicators(labels, classes).gather(1, predictions[:, None])[:, 0]  # [n]
+            weight = self.config.direction_weight * (1 - correct.double()).mean().clamp(min=1e-3)
         self.log_direction_weight.copy_(weight.log())
 
     def finish(self) -> None:
-        """Drop what training alone reads: it would be a third of the saved adapter."""
-        if self.directed:
+        """Empty `direction_inverse`, which only training reads: it would be a third of the saved adapter."""
+        if self.uses_directions:
             self.direction_inverse = self.direction_inverse.new_zeros(0, 0)
 
     def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
-        """A trained adapter has no `direction_inverse`."""
-        dropped = self.directed and "direction_inverse" in state and not state["direction_inverse"].numel()
+        """`direction_inverse` of a trained adapter is empty."""
+        dropped = (
+            self.uses_directions and "direction_inverse" in state and not state["direction_inverse"].numel()
+        )
         return {"direction_inverse": (0, 0)} if dropped else {}
 
     def weights(self, v: Tensor) -> Tensor:
@@ -489,7 +510,7 @@ class DeAR(Method):
             return alpha
         return torch.cat([(1 - share) * alpha, torch.full_like(alpha[..., :1], share)], dim=-1)
 
-    # -- text side --------------------------------------------------------------------------------
+    # -- text tower --------------------------------------------------------------------------------
 
     def texts(self) -> Tensor:
         """Adapted unit text features [C, E]."""
@@ -501,66 +522,66 @@ class DeAR(Method):
             layer: LayerEdit(tokens=self.text_tokens, token_weight=beta)
             for layer in range(self.text_first, last + 1)
         }
-        # Text tokens stand before the words.
+        # text tokens are inserted between BOT and the words (eq. 6)
         edit = Edit(layers, count=len(self.text_tokens), at=self.clip.text.first_word)
         return unit(self.prompts.features(edit, first=self.text_first))
 
     def class_weights(self, texts: Tensor) -> Tensor:
-        """What image features are compared with [C, E]: texts, those of trained classes with directions."""
-        if not self.directed:
+        """Class weights [C, E]: unit text features, with directions added for trained classes."""
+        if not self.uses_directions:
             return texts
-        places = {name: row for row, name in enumerate(self.trained_classes)}
-        rows = [places.get(name, 0) for name in self.classes]
+        row_of = {name: row for row, name in enumerate(self.trained_classes)}
+        rows = [row_of.get(name, 0) for name in self.classes]  # row 0 is a placeholder for new classes
         added = self.log_direction_weight.exp() * unit(self.direction_rows)[rows]
         return torch.where(self.trained_columns()[:, None], unit(texts + added), texts)
 
     def cached_weights(self) -> Tensor:
-        """`class_weights` of the present texts [C, E]."""
+        """`class_weights` of the current texts [C, E]."""
         texts = self.cached("texts", self.texts)
-        return self.cached("weights", lambda: self.class_weights(texts)) if self.directed else texts
+        return self.cached("weights", lambda: self.class_weights(texts)) if self.uses_directions else texts
 
     def trained_columns(self) -> Tensor:
-        """Which classes were trained, bool [C]."""
+        """Whether each class was trained, bool [C]."""
         trained = set(self.trained_classes)
         return torch.tensor([name in trained for name in self.classes], device=self.v.device)
 
     @cached_property
     def joint(self) -> bool:
-        """Whether the classes include trained ones, with directions, and new ones, without."""
+        """Whether the classes include both trained ones, which have directions, and new ones."""
         trained = set(self.trained_classes)
-        return self.directed and 0 < sum(name in trained for name in self.classes) < len(self.classes)
+        return self.uses_directions and 0 < sum(name in trained for name in self.classes) < len(self.classes)
 
     # -- logits and loss --------------------------------------------------------------------------
 
     def class_logits(self, images: Tensor) -> Tensor:
         """Logits [B, C] of centered image features [B, E]."""
-        return self.on_one_scale(self.clip.logit_scale * images @ self.cached_weights().T, images)
+        return self.align_scales(self.clip.logit_scale * images @ self.cached_weights().T, images)
 
-    def on_one_scale(self, logits: Tensor, images: Tensor) -> Tensor:
-        """Logits [B, C] in a list of trained and new classes, of centered image features [B, E].
+    def align_scales(self, logits: Tensor, images: Tensor) -> Tensor:
+        """Logits [B, C] with trained and new classes on one scale, for centered image features [B, E].
 
         Texts alone determine the total probability of the trained classes, as they do for new classes;
-        directions determine its distribution over the trained classes.
+        directions determine how it is distributed over the trained classes.
         """
         return logits + self._shift(logits, images) if self.joint else logits
 
     def _shift(self, logits: Tensor, images: Tensor) -> Tensor:
-        """What `on_one_scale` adds, [B, C]: one number per image for trained classes, 0 for new ones."""
+        """The shift of `align_scales` [B, C]: one value per image for trained classes, 0 for new ones."""
         columns = self.cached("trained_columns", self.trained_columns)
         texts = self.cached("texts", self.texts)
-        by_texts = self.clip.logit_scale * images @ texts.T
-        # -inf excludes new classes from both sums.
-        by_texts, directed = (x.masked_fill(~columns, -math.inf) for x in (by_texts, logits))
-        shift = by_texts.logsumexp(dim=1, keepdim=True) - directed.logsumexp(dim=1, keepdim=True)  # [B, 1]
+        text_logits = self.clip.logit_scale * images @ texts.T  # [B, C]
+        # -inf excludes new classes from both sums
+        text_logits, logits = (x.masked_fill(~columns, -math.inf) for x in (text_logits, logits))
+        shift = text_logits.logsumexp(dim=1, keepdim=True) - logits.logsumexp(dim=1, keepdim=True)  # [B, 1]
         return shift * columns
 
     def _centered(self, features: Tensor, mean: Tensor | None, share: float = 1.0) -> Tensor:
-        """Image features [..., E] without `center` times `share` of the training images' mean."""
+        """Image features [..., E] minus `share * center` times the mean training feature."""
         return features if mean is None else features - share * self.config.center * mean.to(features.dtype)
 
     @property
     def token_share(self) -> float:
-        """The total weight of class token and attributes: 1 minus the weight of a focus."""
+        """The total weight of class token and attributes: 1 minus that of a focus."""
         return 1 - self.config.focus_share if self.focus else 1.0
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
@@ -574,7 +595,7 @@ class DeAR(Method):
         With `class_ce` = c, CE is (1 - c) CE(fused logits) + c CE(decoupled logits).
         """
         config = self.config
-        # both towers at the same time: 8 to 19 % of a recorded step
+        # both towers run concurrently, which saves 8 to 19 % of a recorded step on a GPU
         texts, sides = run_concurrently(
             self.texts,
             lambda: self.image_sides(frozen, self.learned, self.clip.visual.correction),
@@ -596,24 +617,24 @@ class DeAR(Method):
         return Loss(total, {name: part.detach() for name, part in parts.items()})
 
     def _training_logits(self, texts: Tensor, frozen: Frozen, labels: Tensor) -> Callable[[Tensor], Tensor]:
-        """From image features [B, E] to logits [B, C] under directions without the image itself.
+        """A function from image features [B, E] to logits [B, C] with leave-one-out directions.
 
-        Directions that contain an image reveal its class, so that neither tokens nor lambda would learn. The
-        image is represented by the frozen feature of its view. Some steps use no directions, so that texts
-        stay comparable with those of new classes, which have none.
+        Directions fitted on an image reveal its class, so that neither tokens nor lambda would learn; each
+        image is therefore left out of its directions, represented by the frozen feature of its view. Some
+        steps use no directions, so that texts remain comparable with those of new classes, which have none.
         """
         scale = self.clip.logit_scale
-        if not self.directed:
+        if not self.uses_directions:
             return lambda images: scale * images @ texts.T
-        if not self.direction_inverse.numel():  # training is finished
+        if not self.direction_inverse.numel():  # after training
             weights = self.class_weights(texts)
             return lambda images: scale * images @ weights.T
         assert self.image_mean is not None
         assert frozen.feature is not None
-        kept = torch.rand((), device=texts.device) >= self.config.direction_dropout
-        learned = self.log_direction_weight  # constant where no image can be left out
-        weight = torch.where(self.leaves_out > 0, learned, learned.detach()).exp() * kept
-        x = (frozen.feature.to(self.image_mean.dtype) - self.image_mean) / self.feature_length
+        keep = torch.rand((), device=texts.device) >= self.config.direction_dropout
+        log_weight = self.log_direction_weight  # not learned if no image can be left out
+        weight = torch.where(self.leaves_out > 0, log_weight, log_weight.detach()).exp() * keep
+        x = (frozen.feature.to(self.image_mean.dtype) - self.image_mean) / self.feature_length  # [B, E]
         buffers = (self.direction_rows, self.direction_inverse, self.class_shares, self.feature_length)
         directions = Directions(*buffers, self.leaves_out)
         products = compare_without_image(x, labels, texts, directions, weight)
@@ -623,9 +644,9 @@ class DeAR(Method):
 
     @torch.no_grad()
     def image_features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of the class token [B, E] and of the attributes [B, A, E], not of unit length."""
-        f_cls, others = self._voter_features(pixels)
-        return f_cls[:, 0], others[:, : len(self.attributes)]
+        """Unnormalized features of the class token [B, E] and of the attributes [B, A, E]."""
+        f_cls, f_voters = self._voter_features(pixels)
+        return f_cls[:, 0], f_voters[:, : len(self.attributes)]
 
     def _voter_features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the class token [B, 1, E] and of the other voters [B, V, E] of pixels [B, 3, S, S]."""
@@ -633,21 +654,23 @@ class DeAR(Method):
         return self.voter_features(frozen, self.learned, self.clip.visual.correction)
 
     def attribute_features(self, pixels: Tensor) -> Tensor:
-        """Features in the space of each attribute, [B, A, E], not of unit length."""
+        """Unnormalized features of the attributes, [B, A, E]."""
         return self.image_features(pixels)[1]
 
     @torch.no_grad()
     def votes(self, pixels: Tensor) -> Tensor:
         """The contribution of each of `voters` to the fused logits, [B, 1 + V, C]."""
-        f_cls, others = self._voter_features(pixels)
-        features = unit(torch.cat([f_cls.to(others.dtype), others], dim=1))  # [B, 1 + V, E]
-        tokens, focus = features.tensor_split([1 + len(self.attributes)], dim=1)
+        f_cls, f_voters = self._voter_features(pixels)
+        features = unit(torch.cat([f_cls.to(f_voters.dtype), f_voters], dim=1))  # [B, 1 + V, E]
+        tokens, focus = features.tensor_split(
+            [1 + len(self.attributes)], dim=1
+        )  # [B, 1 + A, E], [B, 0 or 1, E]
         features = torch.cat([self._centered(tokens, self.image_mean), focus], dim=1)
         shares = self.weights(self.v)[:, None]  # [1 + V, 1]
         votes = self.clip.logit_scale * shares * (features @ self.cached_weights().T)
-        if self.joint:  # the shift of `on_one_scale` is divided among all voters
-            mixed = (shares * features).sum(dim=1)  # [B, E]
-            votes = votes + shares * self._shift(votes.sum(dim=1), mixed)[:, None]
+        if self.joint:  # divide the shift of `align_scales` among the voters
+            fused = (shares * features).sum(dim=1)  # [B, E]
+            votes = votes + shares * self._shift(votes.sum(dim=1), fused)[:, None]
         return votes
 
     def attribute_index(self, name: str) -> int:
@@ -659,15 +682,15 @@ class DeAR(Method):
         return dict(zip(self.voters, self.weights(self.v.detach().double()).tolist(), strict=True))
 
     def facts(self) -> dict[str, Any]:
-        """The fusion weights, and the weight of class directions against texts."""
-        weights: dict[str, Any] = {"fusion_weights": self.fusion_weights()}
-        if self.directed:
-            weights["direction_weight"] = float(self.log_direction_weight.detach().double().exp())
-        return weights
+        """The fusion weights, and the weight of class directions relative to texts."""
+        facts: dict[str, Any] = {"fusion_weights": self.fusion_weights()}
+        if self.uses_directions:
+            facts["direction_weight"] = float(self.log_direction_weight.detach().double().exp())
+        return facts
 
 
 def _layer(number: int | None, default: int, layers: int, option: str) -> int:
-    """A layer number that exists."""
+    """`number` if the tower has this layer; None returns the default."""
     if number is None:
         return default
     if not 1 <= number <= layers:

@@ -1,11 +1,12 @@
-"""Class directions: what training images add to the texts of their classes, in closed form.
+"""Class directions: closed-form vectors from training images that are added to the texts of their classes.
 
-X [n, E] are the frozen unit features of the training images less their mean, divided by their mean length;
-Y [n, C] the labels, one-hot, less the classes' shares. Ridge regression returns a direction per class,
-`R = Y^T X A` with `A = (X^T X + ridge)^-1`; for a large ridge its rows point from the mean to class means.
+X [n, E] are the frozen unit features of the training images minus their mean, divided by their mean length; Y
+[n, C] are the one-hot labels minus the class frequencies. Ridge regression returns one direction per class,
+`R = Y^T X A` with `A = (X^T X + ridge)^-1`; for a large ridge its rows point from the mean to the class
+means.
 
-Without one image x with residual e = y - R x, the same regression returns `R - e (A x)^T / (1 - x^T A x)`.
-So training and the choice of lambda compare each image with directions that do not contain it.
+Without image x with residual e = y - R x, the same regression returns `R - e (A x)^T / (1 - x^T A x)`, so
+training and the choice of lambda can compare each image with directions that were fitted without it.
 """
 
 from __future__ import annotations
@@ -18,21 +19,23 @@ from torch import Tensor
 
 from dear.methods.tensors import indicators, label_loss
 
-LARGEST_LEVERAGE = 0.9  # of a view, which is not exactly the image that the regression has seen
-# Share of its length that a direction keeps at least: without its only image, next to nothing remains of one.
+# A random view is not exactly the image that was fitted, so its leverage x^T A x may come too close to 1.
+LARGEST_LEVERAGE = 0.9
+# Smallest length of a leave-one-out direction, relative to the full one: a class without its only image has
+# almost no direction, and normalizing it would amplify noise.
 SHORTEST = 0.25
-WEIGHTS = torch.logspace(-1.7, 0.3, 21, dtype=torch.float64)  # lambda, 0.02 to 2
-MOST_IMAGES = 4096  # that the choice of lambda reads
+WEIGHTS = torch.logspace(-1.7, 0.3, 21, dtype=torch.float64)  # candidates for lambda, 0.02 to 2
+MOST_IMAGES = 4096  # images used for the choice of lambda
 
 
 class Directions(NamedTuple):
-    """A direction per class, and what is needed to leave an image out."""
+    """One direction per class, and the terms needed to leave an image out."""
 
     rows: Tensor  #: R [C, E]
     inverse: Tensor  #: A [E, E]
-    shares: Tensor  #: of the training images, per class [C]
-    length: Tensor  #: mean length of a feature less the mean of all, []
-    leaves_out: Tensor  #: []; 1: some class has two training images or more, so that one can be left out
+    shares: Tensor  #: fraction of the training images in each class [C]
+    length: Tensor  #: mean length of a centered feature, []
+    leaves_out: Tensor  #: []; 1: some class has at least two training images, so one can be left out
 
 
 def fit_directions(features: Tensor, labels: Tensor, classes: int, ridge: float) -> Directions:
@@ -40,8 +43,8 @@ def fit_directions(features: Tensor, labels: Tensor, classes: int, ridge: float)
 
     Args:
         features: frozen unit features of the training images.
-        labels: places of their classes, or rows [n, C] of several labels.
-        classes: number of classes C; one without images has the direction 0.
+        labels: class indices, or rows [n, C] of several labels.
+        classes: number of classes C; a class without images has the direction 0.
         ridge: in units of a squared feature.
 
     >>> features = torch.nn.functional.normalize(torch.eye(4, dtype=torch.float64) + 0.1, dim=1)
@@ -50,60 +53,62 @@ def fit_directions(features: Tensor, labels: Tensor, classes: int, ridge: float)
     (torch.Size([2, 4]), tensor(True))
     """
     x = features.double() - features.double().mean(dim=0)
-    length = x.norm(dim=1).mean().clamp(min=1e-12)  # one image alone is its own mean
+    length = x.norm(dim=1).mean().clamp(min=1e-12)  # 0 for a single image
     x = x / length
-    truth = indicators(labels, classes).to(x)
+    truth = indicators(labels, classes).to(x)  # [n, C]
     shares = truth.mean(dim=0)
     inverse = torch.linalg.inv(x.T @ x + ridge * torch.eye(x.shape[1], dtype=x.dtype, device=x.device))
-    several = (truth.sum(dim=0).max() > 1).to(x)
-    return Directions((truth - shares).T @ x @ inverse, inverse, shares, length, several)
+    leaves_out = (truth.sum(dim=0).max() > 1).to(x)
+    return Directions((truth - shares).T @ x @ inverse, inverse, shares, length, leaves_out)
 
 
 def leave_out(
     x: Tensor, labels: Tensor, rows: Tensor, inverse: Tensor, shares: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """How R changes without an image: `R[c] - change[b, c] moved[b]` for image b.
+    """Directions without image b are `R[c] - step[b, c] x_A[b]`; returns `step` [B, C] and `x_A` [B, E].
 
     Args:
-        x: features of the images, as the regression has seen them [B, E].
-        labels: places of their classes [B], or rows [B, C] of several labels.
+        x: features of the images, centered and scaled as in the regression [B, E].
+        labels: class indices [B], or rows [B, C] of several labels.
         rows: R [C, E].
         inverse: A [E, E].
-        shares: of the classes among the training images [C].
-
-    Returns:
-        `change` [B, C] and `moved` [B, E].
+        shares: fraction of the training images in each class [C].
     """
-    moved = x @ inverse
-    leverage = (x * moved).sum(dim=-1, keepdim=True).clamp(max=LARGEST_LEVERAGE)
-    residual = indicators(labels, len(rows)).to(x) - shares - x @ rows.T
-    return residual / (1 - leverage), moved
+    x_A = x @ inverse
+    leverage = (x * x_A).sum(dim=-1, keepdim=True).clamp(max=LARGEST_LEVERAGE)  # [B, 1]
+    residual = indicators(labels, len(rows)).to(x) - shares - x @ rows.T  # [B, C]
+    return residual / (1 - leverage), x_A
 
 
 def compare_without_image(
     x: Tensor, labels: Tensor, texts: Tensor, directions: Directions, weight: Tensor
 ) -> Callable[[Tensor], Tensor]:
-    """From image features [B, E] to products [B, C] with `unit(t_c + weight unit(r_c))`, each image left out.
+    """A function from image features [B, E] to products [B, C] with `unit(t_c + weight unit(r_c))`.
+
+    r_c are the directions without the image itself. They are never computed, because there are B C of them:
+    lengths and products follow from R, `step` and `x_A`.
 
     Args:
-        x: frozen features of the images, as the regression has seen them [B, E].
-        labels: places of their classes [B], or rows [B, C] of several labels.
+        x: frozen features of the images, centered and scaled as in the regression [B, E].
+        labels: class indices [B], or rows [B, C] of several labels.
         texts: unit text features t_c [C, E].
-        directions: of the classes; where no image can be left out, they are used as they are.
+        directions: of the classes; if no image can be left out, they are used unchanged.
         weight: lambda, [].
     """
     rows = directions.rows
-    change, moved = leave_out(x, labels, rows, directions.inverse, directions.shares)
-    change = directions.leaves_out * change
-    full = rows.square().sum(dim=-1)  # [C]
-    squared = full - change * (2 * moved @ rows.T - change * moved.square().sum(dim=-1, keepdim=True))
-    share = weight / torch.maximum(squared, SHORTEST**2 * full).clamp(min=1e-24).sqrt()  # [B, C]
-    along = (texts * rows).sum(dim=-1) - change * (moved @ texts.T)
-    size = (1 + share * (share * squared + 2 * along)).clamp(min=1e-12).sqrt()
+    step, x_A = leave_out(x, labels, rows, directions.inverse, directions.shares)
+    step = directions.leaves_out * step  # [B, C]
+    full_squared = rows.square().sum(dim=-1)  # |R_c|^2 [C]
+    squared = full_squared - step * (
+        2 * x_A @ rows.T - step * x_A.square().sum(dim=-1, keepdim=True)
+    )  # |r_c|^2
+    scale = weight / torch.maximum(squared, SHORTEST**2 * full_squared).clamp(min=1e-24).sqrt()  # [B, C]
+    text_products = (texts * rows).sum(dim=-1) - step * (x_A @ texts.T)  # t_c . r_c [B, C]
+    length = (1 + scale * (scale * squared + 2 * text_products)).clamp(min=1e-12).sqrt()  # |t_c + scale r_c|
 
     def products(images: Tensor) -> Tensor:
-        directed = images @ rows.T - change * (images * moved).sum(dim=-1, keepdim=True)
-        return (images @ texts.T + share * directed) / size
+        with_directions = images @ rows.T - step * (images * x_A).sum(dim=-1, keepdim=True)  # [B, C]
+        return (images @ texts.T + scale * with_directions) / length
 
     return products
 
@@ -115,11 +120,11 @@ def choose_weight(
 
     Args:
         features: unit features of the training images [n, E].
-        labels: places of their classes [n], or rows [n, C] of several labels.
+        labels: class indices [n], or rows [n, C] of several labels.
         texts: unit text features [C, E].
         directions: fitted to the same images.
         center: fraction of the mean feature that is subtracted before the comparison.
-        scale: of the logits.
+        scale: CLIP's logit scale.
     """
     features, texts = features.double(), texts.double()
     mean = features.mean(dim=0)

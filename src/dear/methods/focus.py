@@ -1,7 +1,8 @@
-"""What methods that learn from the frozen image feature read of it: the feature, or one with a focus.
+"""Input of methods that learn from frozen features: the image feature, or a focused one.
 
-With a focus on some heads, a linear layer, a kernel or a cache reads the focused feature (method page,
-section 2d), while the zero-shot part of a method reads the image feature, which texts can be compared with.
+With a focus on some heads, a linear layer, a kernel or a cache reads the focused feature
+`[unit(z - mean z), w unit(c - mean c)]`, z the image feature and c the sum of the terms of these heads. The
+zero-shot part of a method still reads z, which can be compared with texts.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from dear.methods.tensors import unit
 
 @dataclass(frozen=True)
 class FocusConfig(Options):
-    """Options of every method that can learn with a focus."""
+    """Options of all methods with `can_focus` that learn from frozen features."""
 
-    focus: tuple[tuple[int, int], ...] = ()  #: (layer, head) pairs to focus on; none: the whole feature alone
-    focus_weight: Positive = 1.0  #: of these heads relative to the whole feature
+    focus: tuple[
+        tuple[int, int], ...
+    ] = ()  #: (layer, head) pairs to focus on; empty: the image feature alone
+    focus_weight: Positive = 1.0  #: w, weight of these heads relative to the image feature
 
 
 class FeatureReader(nn.Module):
-    """Frozen image features as a method learns from them: rows [..., W], W = E or, with a focus, 2 E."""
+    """Maps a frozen stage to the rows [..., W] that a method learns from; W is E or, with a focus, 2 E."""
 
     mean: Tensor | None
 
@@ -37,13 +40,13 @@ class FeatureReader(nn.Module):
         clip, self.focus = method.clip, method.focus
         self.width = clip.config.embed_dim * (2 if self.focus else 1)
         self.weight = method.config.focus_weight
-        wide = torch.float64 if clip.dtype == torch.float64 else torch.float32
-        mean = torch.zeros(self.width, device=clip.device, dtype=wide) if self.focus else None
-        self.register_buffer("mean", mean)  # no tensor of the run without a focus
+        dtype = torch.float64 if clip.dtype == torch.float64 else torch.float32
+        mean = torch.zeros(self.width, device=clip.device, dtype=dtype) if self.focus else None
+        self.register_buffer("mean", mean)  # [2 E]; None, and not saved, without a focus
 
     @torch.no_grad()
     def fit(self, clip: Clip, batches: Batches) -> None:
-        """Compute the mean over the training images, which a focus subtracts."""
+        """Set `mean` to the mean over the training images; without a focus nothing is computed."""
         if self.mean is None:
             return
         total, count = torch.zeros_like(self.mean), 0
@@ -55,7 +58,7 @@ class FeatureReader(nn.Module):
         self.mean = total / max(1, count)
 
     def forward(self, frozen: Frozen) -> Tensor:
-        """Unit rows [..., W] of a frozen stage at the image feature."""
+        """Unit rows [..., W] of a frozen stage whose `x` is the image feature."""
         if self.mean is None:
             return unit(frozen.x)
         assert frozen.focus is not None
@@ -67,20 +70,20 @@ class FeatureReader(nn.Module):
 def training_features(
     clip: Clip, reader: FeatureReader, batches: Batches, views: int, mean: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What a method learns from: rows of `reader` [n, W], unit image features [n, E] and labels [n].
+    """Training data of a method: rows of `reader` [n, W], unit image features [n, E] and labels [n].
 
     Args:
         clip: the backbone.
-        reader: is fitted first.
-        batches: iterates over the training set, every time in the same order.
-        views: random views per image; 0: the whole image once.
-        mean: average the views of each image, to unit length again; else each counts as an image.
+        reader: its mean is fitted first.
+        batches: iterates over the training set, always in the same order.
+        views: number of random views per image; 0: the whole image, without augmentation.
+        mean: average the views of each image and normalize; otherwise each view is a row.
     """
     reader.fit(clip, batches)
     rows, images, labels = list[Tensor](), list[Tensor](), list[Tensor]()
     for _ in range(max(1, views)):
-        walk = list(batches(views > 0))
-        parts = [features_of(clip, batch, reader.focus) for batch in walk]
+        epoch = list(batches(views > 0))
+        parts = [features_of(clip, batch, reader.focus) for batch in epoch]
         features = torch.cat([part.x for part in parts])  # [n, E]
         terms = [part.focus for part in parts if part.focus is not None]
         view = reader(Frozen(features, focus=torch.cat(terms) if terms else None))  # [n, W]
@@ -89,7 +92,7 @@ def training_features(
         else:
             rows.append(view)
             images.append(unit(features))
-            labels.append(torch.cat([batch.labels for batch in walk]).to(features.device))
+            labels.append(torch.cat([batch.labels for batch in epoch]).to(features.device))
     if mean:
         return unit(rows[0]), unit(images[0]), labels[0]
     return torch.cat(rows), torch.cat(images), torch.cat(labels)

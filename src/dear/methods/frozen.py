@@ -1,4 +1,4 @@
-"""The frozen stage: what the frozen part of the image tower computes for a method, and where it ends."""
+"""The frozen stage: the part of the image tower before a method's first change, and its outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ image feature ("feature" [B, E])."""
 
 
 class Frozen(NamedTuple):
-    """What the frozen backbone computes of images for a method; parts that it does not read are None."""
+    """Outputs of the frozen backbone that a method reads; those it does not read are None."""
 
     x: Tensor  #: [B, ...], the output of the frozen part of the tower; `Cut` lists the shapes
     class_token: Tensor | None = None  #: [B, 1, D], at the input of layer `Method.class_token_at`
@@ -27,7 +27,7 @@ class Frozen(NamedTuple):
     feature: Tensor | None = None  #: [B, E], the image feature; at length 1 for `loss_from_frozen`
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Frozen:
-        """The same with `function` applied to every part.
+        """A copy with `function` applied to every part that is not None.
 
         >>> Frozen(torch.zeros(4, 2)).map(lambda part: part[:3]).x.shape
         torch.Size([3, 2])
@@ -35,18 +35,18 @@ class Frozen(NamedTuple):
         return Frozen._make(None if part is None else function(part) for part in self)
 
     def rows(self, places: Sequence[int] | Tensor) -> Frozen:
-        """The stage of the images at `places`."""
+        """The stage of the images at the indices `places`."""
         return self.map(lambda part: part[places])
 
     def split(self, counts: Sequence[int]) -> list[Frozen]:
-        """One stage for each number of images in `counts`, in their order."""
+        """The batch split into stages of `counts` images each."""
         columns = [[None] * len(counts) if part is None else part.split(list(counts)) for part in self]
         return [Frozen._make(parts) for parts in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What is minimized, and its named parts (unweighted, for the log)."""
+    """The loss to minimize, and its named terms (unweighted, for the log)."""
 
     total: Tensor  #: scalar
     parts: Mapping[str, Tensor]  #: name -> scalar, detached
@@ -61,7 +61,7 @@ class Batch(NamedTuple):
 
 
 class FeatureBatch(NamedTuple):
-    """A batch whose frozen image features are known, in place of its pixels."""
+    """A batch with precomputed frozen image features instead of pixels."""
 
     features: Tensor  #: [B, E]
     labels: Tensor  #: [B]
@@ -73,7 +73,7 @@ Batches = Callable[[bool], Iterator[Batch | FeatureBatch]]  #: batches(augment) 
 
 
 def features_of(clip: Clip, batch: Batch | FeatureBatch, focus: Sequence[Head] = ()) -> Frozen:
-    """Frozen image features `x` [B, E] and the terms of the heads of a focus [B, E], known or computed."""
+    """Frozen image features `x` [B, E] of a batch and, with a focus, the sum of its heads' terms [B, E]."""
     if isinstance(batch, FeatureBatch):
         return Frozen(batch.features, focus=batch.focus)
     return encode_with_focus(clip, batch.pixels.to(clip.device), focus)
@@ -100,7 +100,7 @@ def frozen_input(clip: Clip, cut: Cut, pixels: Tensor) -> Tensor:
 
 
 def frozen_feature(clip: Clip, cut: Cut, x: Tensor) -> Tensor:
-    """The frozen image feature [B, E], not of unit length, from the output of the tower at the cut."""
+    """The unnormalized frozen image feature [B, E] from the output `x` of the tower at the cut."""
     if isinstance(cut, int):
         return clip.visual.frozen_features(x, cut)
     if cut == "pooled":

@@ -1,12 +1,12 @@
-"""KgCoOp: CoOp kept close to hand-written prompts (Yao, Zhang, Xu, CVPR 2023).
+"""KgCoOp: CoOp regularized toward hand-written prompts (Yao, Zhang, Xu, CVPR 2023).
 
-Loss: `CE + lambda L_kg`, where L_kg measures how far the learned text features lie from the frozen features
-of the hand-written prompts. The paper writes the squared euclidean distance, the authors' code `1 - cosine`,
-which for unit features is half of it; ours is the code's. lambda = 8, context 4, 100 epochs, batch 128, lr
-0.002. As in the authors' code the hand-written prompts are the task's template, and the context starts at
-"a photo of a".
+Loss: `CE + lambda L_kg`, where L_kg is the distance of the learned text features from the frozen features of
+the hand-written prompts. The paper uses the squared Euclidean distance, the authors' code `1 - cosine`, which
+for unit features is half of it; this follows the code. lambda = 8, context 4, 100 epochs, batch 128, lr
+0.002. As in the authors' code the hand-written prompts are the task's template, and the context is
+initialized to "a photo of a".
 
-Departures: last epoch kept.
+Departures: the last epoch is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dear.methods.tensors import distance, scores, unit
 
 @dataclass(frozen=True)
 class KgCoOpConfig(CoOpConfig):
-    weight: NotNegative = 8.0  #: lambda, of the distance to the frozen prompts
+    weight: NotNegative = 8.0  #: lambda, weight of the distance to the frozen prompts
 
 
 class KgCoOp(CoOp):
@@ -42,8 +42,8 @@ class KgCoOp(CoOp):
 
 
 def knowledge_loss(method: Method, frozen: Frozen, labels: Tensor, weight: float) -> Loss:
-    """Cross-entropy + weight x distance of the learned text features to the frozen ones (KgCoOp, eq. 5)."""
+    """Cross-entropy + weight x distance of the learned text features from the frozen ones (KgCoOp, eq. 5)."""
     texts = method.texts()
     ce = F.cross_entropy(scores(method.clip, method.images_from_frozen(frozen), texts), labels)
-    apart = distance(unit(texts), method.prompts.frozen)
-    return Loss(ce + weight * apart, {"ce": ce.detach(), "knowledge": apart.detach()})
+    knowledge = distance(unit(texts), method.prompts.frozen)
+    return Loss(ce + weight * knowledge, {"ce": ce.detach(), "knowledge": knowledge.detach()})

@@ -1,7 +1,7 @@
-"""Learned changes of whole layers: what is added to weights of a tower's blocks, final norm and projection.
+"""Learned additions to the weights of whole layers: of a tower's blocks, final norm and projection.
 
-A change starts at zero, so a method that has learned nothing is the frozen CLIP, and what it saves is the
-difference to the backbone.
+Additions are initialized to zero, so an untrained method is the frozen CLIP, and a saved adapter contains the
+difference from the backbone.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from dear.methods.headtools import fold
 
 
 def end_norm(clip: Clip, side: str) -> LayerNorm:
-    """The norm between the last layer and the projection."""
+    """The norm before the projection of the tower "image" or "text"."""
     return clip.visual.ln_post if side == "image" else clip.text.ln_final
 
 
 class LayerChanges:
-    """Which weights of a tower a method changes, and the learned additions, kept on the method.
+    """The weights of a tower that a method changes; the learned additions are parameters of the method.
 
     Args:
         side: "image" or "text".
         layers: numbers of the changed layers, from 1.
-        wanted: whether a parameter of a layer ("attn.q.weight") is changed.
-        projection: whether the projection is changed, too; the norm before it always is.
+        selects: whether a parameter of a layer, such as "attn.q.weight", is changed.
+        projection: whether the projection is changed as well; the norm before it always is.
     """
 
     def __init__(
-        self, side: str, layers: Iterable[int], wanted: Callable[[str], bool], projection: bool
+        self, side: str, layers: Iterable[int], selects: Callable[[str], bool], projection: bool
     ) -> None:
-        self.side, self.layers, self.wanted, self.projection = side, tuple(layers), wanted, projection
+        self.side, self.layers, self.selects, self.projection = side, tuple(layers), selects, projection
 
     def tower(self, clip: Clip) -> VisionTower | TextTower:
         """The tower that is changed."""
         return clip.visual if self.side == "image" else clip.text
 
     def learn(self, method: Method) -> None:
-        """Make the additions, all zero, as parameters of `method`."""
+        """Create the additions, all zero, as parameters of `method`."""
         if self.side == "image":
-            method.clip.visual.require_class_token(method.title)  # which has a projection, too
+            method.clip.visual.require_class_token(method.title)  # such a tower also has a projection
         norm = end_norm(method.clip, self.side)
         changed: dict[str, Tensor] = {name: weight for _, _, name, weight in self._weights(method.clip)}
         changed |= {f"{self.side}_end_norm_weight": norm.weight, f"{self.side}_end_norm_bias": norm.bias}
@@ -62,10 +62,10 @@ class LayerChanges:
         return projection
 
     def _weights(self, clip: Clip) -> Iterator[tuple[int, str, str, nn.Parameter]]:
-        """Layer, parameter, name of the addition and weight."""
+        """Yields layer, parameter name, name of the addition, and weight."""
         for layer in self.layers:
             for parameter, weight in self.tower(clip).blocks[layer - 1].named_parameters():
-                if self.wanted(parameter):
+                if self.selects(parameter):
                     yield layer, parameter, f"{self.side}_{layer}_{parameter.replace('.', '_')}", weight
 
     def edit(self, method: Method) -> Edit:
@@ -76,34 +76,34 @@ class LayerChanges:
         return Edit({layer: LayerEdit(added=changes) for layer, changes in added.items()})
 
     def added(self, method: Method) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What is added to weight and bias of the last norm, and to the projection."""
+        """Additions to the weight and bias of the final norm and, if it is changed, to the projection."""
         weight, bias = (method.get_parameter(f"{self.side}_end_norm_{part}") for part in ("weight", "bias"))
         return weight, bias, method.get_parameter(f"{self.side}_projection") if self.projection else None
 
     def project(self, method: Method, rows: Rows) -> Tensor:
-        """Rows [B, R, D] of the last layer to features [B, R, E] under the changed norm and projection."""
+        """Features [B, R, E] of rows [B, R, D] of the last layer, with the changed norm and projection."""
         norm, image = end_norm(method.clip, self.side), self.side == "image"
-        to_weight, to_bias, to_projection = self.added(method)
-        weight, bias = norm.weight + to_weight, norm.bias + to_bias
+        weight_change, bias_change, projection_change = self.added(method)
+        weight, bias = norm.weight + weight_change, norm.bias + bias_change
         normed = final_norm(rows, weight, bias, norm.eps)
         projection = self._proj(method.clip)
-        if to_projection is not None:
-            projection = projection + to_projection
+        if projection_change is not None:
+            projection = projection + projection_change
         features = normed @ projection.to(normed.dtype)
         proj_bias = self.tower(method.clip).proj_bias
         features = features if proj_bias is None else features + proj_bias.to(normed.dtype)
         return method.clip.visual.correct(features) if image else features
 
     def texts(self, method: Method, first: int = 1, chosen: Tensor | None = None) -> Tensor:
-        """Text features [C, E] of the classes (or of the `chosen` ones) from the layer `first` on."""
-        x, end = method.prompts.prefix(first - 1), method.prompts.eot
+        """Text features [C, E] of all classes, or of those at the indices `chosen`, from layer `first` on."""
+        x, eot = method.prompts.prefix(first - 1), method.prompts.eot  # [C, T, D], [C]
         if chosen is not None:
-            x, end = x[chosen], end[chosen]
-        x = method.clip.text.run(x, first=first, edit=self.edit(method), read=end[:, None])
-        return method.prompts.shifted(self.project(method, Rows(x))[:, 0], chosen)
+            x, eot = x[chosen], eot[chosen]
+        x = method.clip.text.run(x, first=first, edit=self.edit(method), read=eot[:, None])  # [C, 1, D]
+        return method.prompts.add_text_shift(self.project(method, Rows(x))[:, 0], chosen)
 
     def images(self, method: Method, prefix: Tensor, first: int = 1) -> Tensor:
-        """Image features [B, E] from the input of layer `first`, [B, N, D]."""
+        """Image features [B, E] from the input `prefix` of layer `first`, [B, N, D]."""
         read = torch.zeros(1, dtype=torch.long, device=prefix.device)
         rows = method.clip.visual.final_rows(prefix, first, self.edit(method), read)
         return self.project(method, rows)[:, 0]
@@ -111,15 +111,15 @@ class LayerChanges:
 
 @torch.no_grad()
 def fold_changes(method: Method, image: LayerChanges, text: LayerChanges) -> Clip:
-    """A plain CLIP whose weights are the changed ones."""
+    """A plain CLIP with the additions folded into its weights."""
     correction = method.clip.correction
     plain = fold(method.clip.corrected(None), image.edit(method), text.edit(method))
     for changes in (image, text):
         norm = end_norm(plain, changes.side)
-        to_weight, to_bias, to_projection = changes.added(method)
-        norm.weight.add_(to_weight.to(norm.weight))
-        norm.bias.add_(to_bias.to(norm.bias))
-        if to_projection is not None:
+        weight_change, bias_change, projection_change = changes.added(method)
+        norm.weight.add_(weight_change.to(norm.weight))
+        norm.bias.add_(bias_change.to(norm.bias))
+        if projection_change is not None:
             projection = changes._proj(plain)
-            projection.add_(to_projection.to(projection))
+            projection.add_(projection_change.to(projection))
     return plain if correction is None else plain.corrected(correction).folded()

@@ -1,11 +1,11 @@
 """Linear probe: a linear classifier on frozen image features (Radford et al., ICML 2021).
 
-`logits = x W^T + b` with x the frozen image feature at unit length, or the focused one; W and b are a
-logistic regression with an L2 penalty on W, fitted by L-BFGS. The text tower is not used.
+`logits = x W^T + b` with x the frozen unit image feature, or the focused one; W and b are a logistic
+regression with an L2 penalty on W, fitted by L-BFGS. The text tower is not used.
 
 Departures: CLIP's authors search the penalty on validation data; here it is chosen by cross-validation on the
-training images, and features have unit length. `start="text"` adds zero-shot CLIP's logits, so that W is what
-the images change of them.
+training images, and features have unit length. `start="text"` adds zero-shot CLIP's logits, so that W learns
+the difference.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from dear.methods.tensors import unit
 
 @dataclass(frozen=True)
 class LinearProbeConfig(FocusConfig):
-    start: Literal["zero", "text"] = "zero"  #: or "text": zero-shot CLIP's logits, which W adds to
-    #: inverse of the penalty, as in scikit-learn; none: chosen on the training images
+    start: Literal["zero", "text"] = "zero"  #: "text": add zero-shot CLIP's logits
+    #: inverse of the penalty, as in scikit-learn; None: chosen by cross-validation
     C: Positive | None = None
 
 
 class LinearProbe(Method):
-    """A linear classifier; it knows the classes it was trained on and no others."""
+    """A linear classifier for the classes it was trained on."""
 
     name, title = "linear-probe", "Linear probe"
     about = "a linear classifier on frozen features; seconds, trained classes only"
@@ -42,13 +42,13 @@ class LinearProbe(Method):
     config: LinearProbeConfig
     weight: Tensor
     bias: Tensor
-    strength: Tensor  #: C, as it was chosen
+    strength: Tensor  #: C, as set or chosen, []
 
     def build(self, generator: torch.Generator) -> None:
         self.reader = FeatureReader(self)
-        count, kind = len(self.classes), torch.promote_types(self.clip.dtype, torch.float32)
+        count, dtype = len(self.classes), torch.promote_types(self.clip.dtype, torch.float32)
         for name, shape in (("weight", (count, self.reader.width)), ("bias", (count,)), ("strength", ())):
-            self.register_buffer(name, torch.zeros(shape, dtype=kind, device=self.clip.device))
+            self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=self.clip.device))
 
     def prepare(self, batches: Batches) -> None:
         features, images, labels = training_features(self.clip, self.reader, batches, views=0)
@@ -65,7 +65,7 @@ class LinearProbe(Method):
         return replace(self.config, C=float(self.strength) or None)
 
     def _offset(self, images: Tensor) -> Tensor | None:
-        """What is added to the logits, [B, C], for unit image features [B, E]."""
+        """Zero-shot logits [B, C] of unit image features [B, E], if they are added to the classifier's."""
         if self.config.start == "zero":
             return None
         return self.clip.logit_scale * images.to(self.weight.dtype) @ self.prompts.frozen.T

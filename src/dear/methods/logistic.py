@@ -1,6 +1,6 @@
-"""Logistic regression with an L2 penalty, fitted by L-BFGS; its strength by cross-validation.
+"""Logistic regression with an L2 penalty, fitted by L-BFGS; the penalty is chosen by cross-validation.
 
-Labels [n] are learned by a multinomial regression, rows [n, C] of several labels by one regression per class.
+Labels [n] are fitted by a multinomial regression, rows [n, C] of several labels by one regression per class.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dear.data.folds import feature_folds
 from dear.data.images import main_labels
 from dear.methods.tensors import indicators
 
-STRENGTHS = (10.0, 100.0, 1000.0)  #: C to choose from
-USUAL = 100.0  #: C where too few images can be held out to choose
+STRENGTHS = (10.0, 100.0, 1000.0)  #: candidates for C
+DEFAULT_STRENGTH = 100.0  #: C if too few images can be held out
 _FOLDS = 4
-_STEPS = 1000
-_PRECISE = 1e-6  # of the gradient
+_MAX_STEPS = 1000
+_GRADIENT_TOLERANCE = 1e-6
 _TEMPERATURES = tuple(2.0**power for power in range(-3, 4))
 
 
@@ -32,64 +32,64 @@ def fit_logistic(
 ) -> tuple[Tensor, Tensor]:
     """Weight [C, W] and bias [C] that minimize `strength · sum of cross-entropies + |weight|² / 2`.
 
-    Features are [n, W], labels [n] or [n, C]; `offset` [n, C] is added to the logits; the search
-    starts at `start`, or 0.
+    Features are [n, W], labels [n] or [n, C]; `offset` [n, C] is added to the logits; `start` is the initial
+    weight and bias, by default 0.
     """
     from scipy.optimize import minimize
 
-    shape, count, kind = (classes, features.shape[1] + 1), len(features), features.dtype
-    # In float64: float32 stops the search far from the minimum, at a point that depends on the order of sums.
+    shape, count, dtype = (classes, features.shape[1] + 1), len(features), features.dtype
+    # In float32 the search stops far from the minimum, at a point that depends on the order of the images.
     features = features.double()
     initial = torch.zeros(shape) if start is None else torch.cat([start[0], start[1][:, None]], dim=1)
     truth, several = indicators(labels, classes).to(features), labels.ndim == 2
 
     def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
-        weight = torch.from_numpy(point.reshape(shape)).to(features)  # [C, W + 1]
+        weight = torch.from_numpy(point.reshape(shape)).to(features)  # [C (W + 1)] -> [C, W + 1]
         logits = F.linear(features, weight[:, :-1], weight[:, -1])
         logits = logits if offset is None else logits + offset
         if several:
-            fit = -F.binary_cross_entropy_with_logits(logits, truth, reduction="sum")
+            log_likelihood = -F.binary_cross_entropy_with_logits(logits, truth, reduction="sum")
             slope = (logits.sigmoid() - truth) / count
         else:
-            logs = logits.log_softmax(dim=1)
-            fit = (logs * truth).sum()
-            slope = (logs.exp() - truth) / count
+            log_probabilities = logits.log_softmax(dim=1)
+            log_likelihood = (log_probabilities * truth).sum()
+            slope = (log_probabilities.exp() - truth) / count  # [n, C], of the mean loss in the logits
         gradient = torch.cat([slope.T @ features, slope.sum(dim=0)[:, None]], dim=1)
         gradient[:, :-1] += weight[:, :-1] / (strength * count)
-        total = weight[:, :-1].square().sum() / (2 * strength) - fit
+        total = weight[:, :-1].square().sum() / (2 * strength) - log_likelihood
         return float(total) / count, gradient.cpu().numpy().ravel()
 
     with torch.no_grad():
-        tight = {"maxiter": _STEPS, "gtol": _PRECISE, "ftol": 1e-12}
+        limits = {"maxiter": _MAX_STEPS, "gtol": _GRADIENT_TOLERANCE, "ftol": 1e-12}
         point = initial.double().cpu().numpy().ravel()
-        result = minimize(loss, point, jac=True, method="L-BFGS-B", options=tight)
-    weight = torch.from_numpy(result.x.reshape(shape)).to(features.device, kind)  # [C, W + 1], the bias last
+        result = minimize(loss, point, jac=True, method="L-BFGS-B", options=limits)
+    weight = torch.from_numpy(result.x.reshape(shape)).to(features.device, dtype)  # [C, W + 1], the bias last
     return weight[:, :-1].contiguous(), weight[:, -1].contiguous()
 
 
 def choose_strength(features: Tensor, labels: Tensor, classes: int, offset: Tensor | None = None) -> float:
-    """The C of `STRENGTHS` with the best likelihood of held-out images; `USUAL` where none can be held out.
+    """The C of `STRENGTHS` with the best held-out likelihood; `DEFAULT_STRENGTH` with too few images.
 
-    Each is judged at its best temperature, since calibration sets that. The choice does not depend on the
-    order of images or classes.
+    Each candidate is evaluated at its best temperature, because calibration sets the temperature afterwards.
+    The choice does not depend on the order of images or classes.
     """
     several = labels.ndim == 2
     fold = feature_folds(features, main_labels(labels.bool()) if several else labels, _FOLDS)
     if int((fold >= 0).sum()) < 2 * _FOLDS:
-        return USUAL
+        return DEFAULT_STRENGTH
     held_out: dict[float, list[Tensor]] = {strength: [] for strength in STRENGTHS}
     truth = torch.cat([labels[fold == number] for number in range(_FOLDS)])
     for number in range(_FOLDS):
-        held, used = fold == number, fold != number
-        fitted, part = None, None if offset is None else offset[used]
-        for strength in STRENGTHS:  # strongest penalty first: each fit starts at the previous one
-            fitted = fit_logistic(features[used], labels[used], classes, strength, part, fitted)
-            logits = F.linear(features[held], *fitted)
-            held_out[strength].append(logits if offset is None else logits + offset[held])
+        test, train = fold == number, fold != number
+        fitted, train_offset = None, None if offset is None else offset[train]
+        for strength in STRENGTHS:  # strongest penalty first: each fit starts from the previous one
+            fitted = fit_logistic(features[train], labels[train], classes, strength, train_offset, fitted)
+            logits = F.linear(features[test], *fitted)
+            held_out[strength].append(logits if offset is None else logits + offset[test])
 
     def loss(strength: float) -> float:
         logits = torch.cat(held_out[strength])
-        each = F.binary_cross_entropy_with_logits if several else F.cross_entropy
-        return min(float(each(logits / temperature, truth)) for temperature in _TEMPERATURES)
+        cross_entropy = F.binary_cross_entropy_with_logits if several else F.cross_entropy
+        return min(float(cross_entropy(logits / temperature, truth)) for temperature in _TEMPERATURES)
 
     return min(STRENGTHS, key=loss)

@@ -1,19 +1,19 @@
 """LP++: a linear probe blended with text features by learned class weights (Huang et al., CVPR 2024).
 
 `logits_c = f w_c + b_c + alpha_c (f t_c)` with f the unit image feature and t_c the unit text feature. w, b
-and alpha minimize the cross-entropy over all training images at once; starts and step sizes come from the
-data, so that nothing is tuned:
-w_c starts at the sum of the features of class c, alpha at 250 times the mean cosine of an image with the text
-of its own class; the step of w and b is `4 n / lambda_max(F^T F)`, that of alpha
-`n / (4 max_c sum_i (f_i t_c)^2)`. Gradient descent with momentum 0.9 for w and b; alpha moves at every tenth
-step.
+and alpha minimize the cross-entropy over all training images at once; initial values and step sizes are
+computed from the data, so nothing is tuned: w_c is initialized to the sum of the features of class c, alpha
+to 250 times the mean cosine of an image with the text of its class; the step of w and b is `4 n /
+lambda_max(F^T F)`, that of alpha `n / (4 max_c sum_i (f_i t_c)^2)`. Gradient descent has momentum 0.9 for w
+and b; alpha is updated at every tenth step.
 
-Departures: the authors keep the epoch that is best on validation images, ours keeps the last of 300. In
-their code the gradient of alpha is never set to zero, so that its every tenth step takes the sum of all
-gradients since the start; ours takes that step's gradient, as the paper says. Their features come from one
-random view per image; ours from `views` of them, which all count as training images. A sum of features is as
-large as there are images, so a method trained on a part of the images would be less sure than one trained on
-all, and a threshold read from it too low; trainings of a cross-validation count `images` per class instead.
+Departures: the authors keep the epoch that is best on validation images; here the last of 300 is kept. Their
+code never resets the gradient of alpha, so its updates use the sum of all gradients since the first step;
+here an update uses the gradient of its step, as in the paper. Their features come from one random view per
+image; here from `views`, each of which is a training image. The sum of features grows with the number of
+images, so a method trained on a cross-validation fold would be less confident than one trained on all images,
+and thresholds fitted on folds would be too low; folds therefore use the `images` per class of the full
+training set.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dear.methods.frozen import Batches, Frozen
 from dear.methods.options import Count, Positive
 from dear.methods.tensors import indicators, unit
 
-_ALPHA_EVERY = 10  # steps between two moves of alpha
+_ALPHA_EVERY = 10  # steps between two updates of alpha
 _ALPHA_SCALE = 250.0  # the authors' bound on the scale of the text part
 _MOMENTUM = 0.9
 
@@ -38,18 +38,18 @@ _MOMENTUM = 0.9
 @dataclass(frozen=True)
 class LPPlusPlusConfig(FocusConfig):
     steps: Count = 300  #: steps of gradient descent
-    views: Count = 1  #: random views per image to fit on; 0: the whole image once
-    images: Positive | None = None  #: per class that the start of w counts; none: as many as there are
+    views: Count = 1  #: random views per image; 0: the whole image, without augmentation
+    images: Positive | None = None  #: images per class assumed in the initial w; None: the actual number
 
 
 @torch.no_grad()
 def fit(
     features: Tensor, cosines: Tensor, labels: Tensor, steps: int, images: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """W [C, W], b [C] and alpha [C] from unit features [n, W], cosines with texts [n, C] and labels [n].
+    """Returns w [C, W], b [C] and alpha [C] from unit features [n, W], cosines with texts [n, C], labels [n].
 
-    w starts as if there were `images` per class; None: as many as there are. With rows [n, C] of several
-    labels each class has a sigmoid: w starts at 0, and b at how often the class occurs.
+    w is initialized as if there were `images` per class; None: the actual number. With rows [n, C] of several
+    labels each class has a sigmoid: w is initialized to 0, and b to the log odds of the class.
     """
     count, classes = cosines.shape
     truth = indicators(labels, classes).to(features.dtype)  # [n, C]
@@ -63,14 +63,14 @@ def fit(
         weight, bias = torch.zeros_like(weight), (shares / (1 - shares)).log() - alpha * cosines.mean(0)
     step = 4 * count / torch.linalg.eigvalsh(features.T @ features)[-1]
     alpha_step = count / (4 * cosines.square().sum(0).max())
-    speed_w, speed_b = torch.zeros_like(weight), torch.zeros_like(bias)
+    momentum_w, momentum_b = torch.zeros_like(weight), torch.zeros_like(bias)
     for number in range(1, steps + 1):
         logits = features @ weight.T + bias + alpha * cosines
-        answers = logits.sigmoid() if labels.ndim == 2 else logits.softmax(-1)
-        gradient = (answers - truth) / count  # of the mean cross-entropy to the logits
-        speed_w = _MOMENTUM * speed_w + gradient.T @ features
-        speed_b = _MOMENTUM * speed_b + gradient.sum(0)
-        weight, bias = weight - step * speed_w, bias - step * speed_b
+        probabilities = logits.sigmoid() if labels.ndim == 2 else logits.softmax(-1)
+        gradient = (probabilities - truth) / count  # [n, C], of the mean cross-entropy in the logits
+        momentum_w = _MOMENTUM * momentum_w + gradient.T @ features
+        momentum_b = _MOMENTUM * momentum_b + gradient.sum(0)
+        weight, bias = weight - step * momentum_w, bias - step * momentum_b
         if number % _ALPHA_EVERY == 0:
             alpha = alpha - alpha_step * (gradient * cosines).sum(0)
     return weight, bias, alpha
@@ -91,27 +91,27 @@ class LPPlusPlus(Method):
     per_class: Tensor
 
     def build(self, generator: torch.Generator) -> None:
-        """w, b and alpha; until `prepare` they give zero-shot CLIP's logits."""
+        """w, b and alpha, initialized so that the logits are those of zero-shot CLIP."""
         text = self.prompts.frozen
         self.reader = FeatureReader(self)
         self.register_buffer("weight", text.new_zeros(len(text), self.reader.width))
         self.register_buffer("bias", text.new_zeros(len(text)))
         self.register_buffer("alpha", text.new_full((len(text),), self.clip.logit_scale))
-        self.register_buffer("per_class", text.new_zeros(()))  # images that w started from
+        self.register_buffer("per_class", text.new_zeros(()))  # images per class in the initial w
 
     def prepare(self, batches: Batches) -> None:
         features, images, labels = training_features(self.clip, self.reader, batches, self.config.views)
-        kind = self.weight.dtype
-        cosines = images.to(kind) @ self.prompts.frozen.to(kind).T
+        dtype = self.weight.dtype
+        cosines = images.to(dtype) @ self.prompts.frozen.to(dtype).T  # [n, C]
         per_class = self.config.images or len(labels) / len(self.classes)
         self.per_class = self.per_class.new_tensor(per_class)
-        fitted = fit(features.to(kind), cosines, labels, self.config.steps, per_class)
+        fitted = fit(features.to(dtype), cosines, labels, self.config.steps, per_class)
         self.weight, self.bias, self.alpha = (tensor.to(self.weight.dtype) for tensor in fitted)
 
     def settled_config(self) -> LPPlusPlusConfig:
         return replace(self.config, images=float(self.per_class) or None)
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
-        kind = self.weight.dtype
-        text = unit(frozen.x).to(kind) @ (self.alpha[:, None] * self.prompts.frozen).T
-        return {"default": F.linear(self.reader(frozen).to(kind), self.weight, self.bias) + text}
+        dtype = self.weight.dtype
+        text = unit(frozen.x).to(dtype) @ (self.alpha[:, None] * self.prompts.frozen).T  # [B, C]
+        return {"default": F.linear(self.reader(frozen).to(dtype), self.weight, self.bias) + text}

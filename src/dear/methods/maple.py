@@ -1,11 +1,12 @@
-"""MaPLe: prompts in both towers, the visual ones made from the textual ones (Khattak et al., CVPR 2023).
+"""MaPLe: prompts in both towers, the visual ones computed from the textual ones (Khattak et al., CVPR 2023).
 
-The first `context` words of "a photo of a {}." are learned; in layers 2 to J fresh vectors replace them in
-the text tower. The image tower's tokens of layer i are a linear function of the text's, `F_i(P_i) = P_i W_i^T
-+ b_i`, and replace each other in the same layers. J = 9 of 12, context 2.
+The first `context` words of "a photo of a {}." are learned; in layers 2 to J new learned vectors replace them
+in the text tower. The image tower's tokens of layer i are a linear function of the text's, `F_i(P_i) = P_i
+W_i^T + b_i`, and replace each other in the same layers. J = 9 of 12, context 2.
 
-Departures: in towers of other depths J is three quarters of the shallower one; the coupling functions start
-apart, where the authors' code copies one start. Otherwise the authors' setting: batch 4, 5 epochs, lr 0.0035.
+Departures: in towers of other depths J is three quarters of the shallower one; the coupling functions are
+initialized independently, where the authors' code copies one. Otherwise the authors' setting: batch 4, 5
+epochs, lr 0.0035.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dear.methods.base import Method
-from dear.methods.deep import depth_of, prompted_images
+from dear.methods.deep_prompts import encode_with_prompts, resolve_depth
 from dear.methods.frozen import Frozen
 from dear.methods.options import Count, Options
 from dear.methods.prompts import WORDS, ContextPrompts
@@ -43,7 +44,7 @@ class MaPLe(Method):
     def build(self, generator: torch.Generator) -> None:
         """Text vectors [J, T, D_text] and coupling functions [J, D, D_text], [J, D]."""
         vision, text = self.clip.config.vision, self.clip.config.text
-        depth = depth_of(self.config.depth, min(vision.layers, text.layers))
+        depth = resolve_depth(self.config.depth, min(vision.layers, text.layers))
         self.context = ContextPrompts(self.prompts, self.config.context, self.config.words)
         self.vectors = self.learn(self.context.deep_start(self.clip, generator, depth))
         couple = linear(generator, depth, vision.width, text.width)
@@ -53,5 +54,7 @@ class MaPLe(Method):
         return self.context.features(self.clip, dict(enumerate(self.vectors, start=1)))
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        tokens = torch.einsum("jtw,jdw->jtd", self.vectors, self.couple) + self.couple_bias[:, None]
-        return prompted_images(self.clip, frozen.x, tokens)  # [J, T, D]
+        tokens = (
+            torch.einsum("jtw,jdw->jtd", self.vectors, self.couple) + self.couple_bias[:, None]
+        )  # [J, T, D]
+        return encode_with_prompts(self.clip, frozen.x, tokens)

@@ -1,13 +1,13 @@
 """MMRL++: MMRL with fewer parameters and progressive tokens (Guo, Gu, arXiv 2505.10088, IJCV 2026).
 
 Shared-residual representation aligner: all layers share one map and add a low-rank residual per layer,
-`W_i = W + A_i B_i` (rank 4, B = 0 at the start), with a bias per layer; the projection of the tokens' feature
+`W_i = W + A_i B_i` (rank 4, B initialized to 0), with a bias per layer; the projection of the tokens' feature
 is `P_v + A B` (rank 64). Progressive representation composition: from the second layer on a token's input is
-`beta R_i + (1 - beta) (what the layer before made of it)`. Loss and inference are MMRL's.
+`beta R_i + (1 - beta) (output of the previous layer)`. Loss and inference are MMRL's.
 
 Departures: beta = 0.9 and lambda = 1 for every dataset (the authors set beta from 0.1 to 0.9 and lambda from
 0.01 to 7 per dataset, and beta again for each target of the cross-dataset test); batch 4 everywhere (they
-take 32 on ImageNet); last epoch kept.
+use 32 on ImageNet); the last epoch is used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dear.methods.tensors import uniform
 class MMRLppConfig(MMRLConfig):
     rank: AtLeastOne = 4  #: of the residual of each layer
     projection_rank: AtLeastOne = 64  #: of the change of the projection
-    beta: Share = 0.9  #: weight of the fresh token against what the layer before made of it
+    beta: Share = 0.9  #: weight of the new token relative to the previous layer's output
 
 
 class MMRLpp(MMRL):
@@ -54,10 +54,10 @@ class MMRLpp(MMRL):
         self.proj_a = self.learn(uniform(generator, vision.width, rank, inputs=rank))
         self.proj_b = self.learn(torch.zeros(rank, self.clip.config.embed_dim))
 
-    def fresh_tokens(self, tower: str) -> Tensor:
+    def layer_tokens(self, tower: str) -> Tensor:
         shared, bias = self.get_parameter(f"to_{tower}"), self.get_parameter(f"to_{tower}_bias")
         a, b = self.get_parameter(f"{tower}_a"), self.get_parameter(f"{tower}_b")
-        residual = torch.einsum("kr,lqr,ldq->lkd", self.space, b, a)
+        residual = torch.einsum("kr,lqr,ldq->lkd", self.space, b, a)  # [L, K, D]
         return self.space @ shared.T + residual + bias[:, None]
 
     def project_mean(self, mean: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Options of a method: their kinds and limits, presets, and values given as text."""
+"""Options of a method: types and bounds, presets, and conversion from text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dear.utils.text import unknown_name
 from dear.utils.validation import KINDS, Checked, hints_of
 
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_LARGEST = 100_000  # tokens, ranks and layers of any method; a larger number would only fill memory
+_LARGEST = 100_000  # far more tokens, ranks or layers than any method needs: more would exhaust memory
 
 Count = Annotated[int, Meta(ge=0)]
 AtLeastOne = Annotated[int, Meta(ge=1)]
@@ -25,14 +25,14 @@ Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
-Options = Checked  #: what the `Config` of a method is made from
+Options = Checked  #: base class of the `Config` of a method
 
 
 def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """`options` with every value converted to the type of its field in the dataclass `config`.
 
-    Lists may be written with commas, `none` is None where a field may be None, and an integer serves as
-    a number. Fields of other kinds than numbers, truth values, texts and tuples of them take what is given.
+    Lists may be written with commas, `none` is None where a field may be None, and an integer is accepted
+    for a float. Only numbers, booleans, strings and tuples of them are converted; other types are kept.
 
     >>> from dear.methods.purify import PurifyConfig
     >>> fit_options(PurifyConfig, {"bandwidths": "1,2.5", "gates": "False", "weight": 2})
@@ -42,26 +42,26 @@ def fit_options(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _fit(name, value, hints.get(name, Any)) for name, value in options.items()}
 
 
-def configured(owner: str, kind: type, options: Mapping[str, Any], start: Any = None) -> Any:
-    """The dataclass `kind` with `options` by name; what they leave out is as in `start`, or the default."""
+def build_config(owner: str, kind: type, options: Mapping[str, Any], start: Any = None) -> Any:
+    """The dataclass `kind` with `options`; other fields are those of `start`, or the defaults."""
     known = {field.name for field in dataclasses.fields(kind)}
     unknown = sorted(set(options) - known)
     if unknown:
         if not known:
-            raise UsageError(f"the method {owner!r} has no options, got {unknown[0]!r}")
+            raise UsageError(f"the method {owner!r} has no options, got {unknown[0]!r}; remove it")
         raise UsageError(unknown_name(f"option of {owner}", unknown[0], sorted(known)))
     if start is not None and not isinstance(start, kind):
-        raise UsageError(f"config must be a {kind.__name__}; got {type(start).__name__}")
+        raise UsageError(f"config must be a {kind.__name__}, got {type(start).__name__}")
     base: Any = kind() if start is None else start
     return dataclasses.replace(base, **fit_options(kind, options))
 
 
 def _fit(name: str, value: Any, hint: Any) -> Any:
-    """One value."""
+    """`value` converted to the type `hint`."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
-        nothing = value is None or (isinstance(value, str) and value.casefold() in ("none", "null"))
-        if nothing and len(kinds) < len(typing.get_args(hint)) and (value is None or str not in kinds):
+        is_none = value is None or (isinstance(value, str) and value.casefold() in ("none", "null"))
+        if is_none and len(kinds) < len(typing.get_args(hint)) and (value is None or str not in kinds):
             return None
         return _fit(name, value, kinds[0]) if len(kinds) == 1 else value
     if typing.get_origin(hint) is tuple:
@@ -70,24 +70,24 @@ def _fit(name: str, value: Any, hint: Any) -> Any:
         inner = typing.get_args(hint)
         kinds = [inner[0]] * len(items) if inner[-1] is ... else list(inner)
         if len(kinds) != len(items):
-            raise UsageError(f"{name} must have {len(kinds)} values, with commas between them, got {value!r}")
+            raise UsageError(f"{name} must have {len(kinds)} values, separated by commas, got {value!r}")
         return tuple(_fit(name, item, kind) for item, kind in zip(items, kinds, strict=True))
     kind = str if typing.get_origin(hint) is Literal else hint
     return _plain(name, value, kind) if kind in KINDS else value
 
 
 def _plain(name: str, value: Any, kind: type) -> Any:
-    """One number, truth value or text."""
+    """`value` converted to a number, boolean or string."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is bool and isinstance(value, str) and value.casefold() in _BOOLEANS:
         return _BOOLEANS[value.casefold()]
     if kind is float and (number or isinstance(value, str)):
         try:
-            read = float(value)
+            parsed = float(value)
         except (ValueError, OverflowError):
-            read = math.nan
-        if math.isfinite(read):
-            return value if number else read  # 2 stays 2: files and hashes of options keep what was written
+            parsed = math.nan
+        if math.isfinite(parsed):
+            return value if number else parsed  # 2 stays 2, so that files and hashes of options do not change
     if kind is int and isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) < 20:
         value, number = int(value), True
     if kind is int and number and abs(value) > _LARGEST and name != "seed":
@@ -101,8 +101,8 @@ def _plain(name: str, value: Any, kind: type) -> Any:
 class Preset:
     """A named setting of a method."""
 
-    about: str  #: what it is, in one sentence
+    about: str  #: one-line description
     #: options of the method that differ from its `Config`
     options: Mapping[str, Any] = field(default_factory=dict)
-    #: values of the training recipe that differ from the method's own recipe
+    #: values of the training recipe that differ from `Method.recipe`
     recipe: Mapping[str, Any] = field(default_factory=dict)

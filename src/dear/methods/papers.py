@@ -17,14 +17,14 @@ class Paper:
     """The entry of a method."""
 
     method: str  #: its name
-    title: str  #: as in tables
-    summary: str  #: the idea in one line
-    citation: str  #: authors and venue; empty where the module names none
+    title: str  #: name in tables
+    summary: str  #: one-line summary
+    citation: str  #: authors and venue; empty if the module has none
     description: str  #: the method in a paragraph, with its equations
-    departures: str  #: where ours differs from the authors' text or code
+    departures: str  #: differences from the authors' paper or code
     options: dict[str, Any]  #: options of the method and their defaults
-    recipe: dict[str, Any]  #: values of the training recipe that it changes
-    presets: dict[str, str]  #: named settings and what they are, the recommended one first
+    recipe: dict[str, Any]  #: values that differ from the default training recipe
+    presets: dict[str, str]  #: descriptions of the presets, the recommended one first
 
     def report(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -35,7 +35,7 @@ def paper(name: str) -> Paper:
     """The entry of a method by name.
 
     Raises:
-        UsageError: there is no such method.
+        UsageError: no method has this name.
 
     >>> paper("coop").citation
     'Zhou, Yang, Loy, Liu, IJCV 2022'

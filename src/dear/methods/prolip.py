@@ -6,9 +6,9 @@ lambda = 1 / shots.
 
 Departures: the authors train with Adam (eps 1e-4) on all training images at once, a new stored view each of
 300 epochs, in float16; here AdamW without weight decay on batches as large as the training set allows
-(4,096), in float32. With classes of unequal size, shots is the mean number of images
-per class. Ten stored views per image are taken in turn, where the authors store 300. The projection folds
-into a plain CLIP.
+(4,096), in float32. With classes of unequal size, shots is the mean number of images per class. Training
+cycles through ten stored views per image, where the authors store 300. The projection folds into a plain
+CLIP.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ProLIPConfig(Options):
 
 
 class ProLIP(Method):
-    """A trained visual projection held near the original."""
+    """A trained visual projection, regularized toward the original."""
 
     name, title = "prolip", "ProLIP"
     about = "only the projection of the image tower, kept close to the frozen one; fast"
@@ -49,10 +49,11 @@ class ProLIP(Method):
     penalty: Tensor
 
     def build(self, generator: torch.Generator) -> None:
-        """P [D, E], and lambda, which the training set decides."""
+        """P [D, E], and lambda, which depends on the training set."""
         if self.clip.visual.proj is None:
             raise UsageError(
-                f"ProLIP trains the visual projection, which {self.clip.name} has not; take another method"
+                f"ProLIP needs a backbone with a visual projection, got {self.clip.name}, which has none; "
+                "use another method"
             )
         self.projection = self.learn(self.clip.visual.proj)
         weight = 1.0 if self.config.weight is None else self.config.weight

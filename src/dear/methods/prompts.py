@@ -1,8 +1,8 @@
-"""The prompts of the classes: as they are, and with learned vectors in place of their first words.
+"""The prompts of the classes: unchanged, or with learned vectors in place of their first words.
 
-A prompt is `BOT, words, EOT`; with learned vectors (CoOp and its descendants) `BOT, context, rest, EOT`. The
-rest (class name, full stop) keeps the positions it has behind the words that the context replaces. The
-context comes in as extra tokens of the text tower at layer 1, and may be replaced at deeper layers.
+A prompt is `BOT, words, EOT`; with learned vectors (CoOp and its descendants) `BOT, context, suffix, EOT`.
+The suffix (class name, full stop) keeps its position embeddings. The context enters the text tower as extra
+tokens at layer 1, and may be replaced at deeper layers.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from dear.methods.tensors import normal, unit
 from dear.methods.texts import ClassTexts, names_of
 from dear.utils.text import check_name, fill_template
 
-WORDS = "a photo of a"  #: what contexts start as
+WORDS = "a photo of a"  #: initial words of learned contexts
 _CLASSES_AT_ONCE = 256  # bounds the memory of the frozen passes over long class lists
 _TEXTS_AT_ONCE = 1024  # bounds the memory where every image has its own prompts
 
 
 class ClassPrompts:
-    """One prompt per class, as token ids, with the frozen work on them done once.
+    """One prompt per class as token ids, with cached outputs of the frozen text tower.
 
     Args:
         clip: the backbone whose text tower reads the prompts.
         classes: names of the classes.
-        template: the sentence around a name, with `{}` in its place.
+        template: prompt with `{}` for the class name.
         ids: token ids [C, T] to use instead of tokenizing the sentences.
         texts: several sentences per class, for classes that have them; see `dear.methods.texts`.
     """
@@ -45,38 +45,44 @@ class ClassPrompts:
         texts: ClassTexts | None = None,
     ) -> None:
         if isinstance(classes, str) or not classes:
-            raise UsageError(f"classes must be a list of at least one name; got {classes!r}")
-        nameless = [c for c in classes if not isinstance(c, str) or not c.strip()]
-        if nameless:
-            raise UsageError(f"a class name must be text that is not empty; got {nameless[0]!r}")
+            raise UsageError(f"classes must be a list of at least one name, got {classes!r}")
+        invalid = [name for name in classes if not isinstance(name, str) or not name.strip()]
+        if invalid:
+            raise UsageError(f"a class name must be a string that is not empty, got {invalid[0]!r}")
         self.clip = clip
         self.classes = tuple(check_name(name) for name in classes)
         self.template = template
         self.texts = ClassTexts() if texts is None else texts
-        self.names = tuple(names_of(name)[0] for name in self.classes)  #: as the prompts call the classes
+        self.names = tuple(names_of(name)[0] for name in self.classes)  #: used in prompts: the first synonym
         self.token_ids = ids
         sentences = [fill_template(template, name) for name in self.names]
-        full = clip.tokenize(sentences) if ids is None else ids
-        if full.ndim != 2 or full.shape[0] != len(self.classes):
+        padded = clip.tokenize(sentences) if ids is None else ids
+        if padded.ndim != 2 or padded.shape[0] != len(self.classes):
             raise InputError(
-                f"ids must be [{len(self.classes)}, T], one row per class; got {list(full.shape)}"
+                f"ids must be [{len(self.classes)}, T], one row per class, got {list(padded.shape)}"
             )
-        if full.numel() == 0 or not 0 <= int(full.min()) <= int(full.max()) < clip.config.text.vocab:
-            raise InputError(f"ids must be token numbers from 0 to {clip.config.text.vocab - 1}")
-        self.ids = clip.text.trim_padding(full).to(clip.device)  # [C, T]
+        vocab = clip.config.text.vocab
+        if padded.numel() == 0:
+            raise InputError(f"ids must have at least one token per class, got {list(padded.shape)}")
+        if not 0 <= (low := int(padded.min())) <= (high := int(padded.max())) < vocab:
+            raise InputError(f"ids must be token numbers from 0 to {vocab - 1}, got {low} to {high}")
+        self.ids = clip.text.trim_padding(padded).to(clip.device)  # [C, T]
         self.eot = clip.text.eot(self.ids)  # [C]
-        self.several = ids is None and any(map(self.texts.several, self.classes))
+        #: whether some class has several texts, whose mean feature replaces that of its prompt
+        self.several_texts = ids is None and any(map(self.texts.has_several, self.classes))
         self._frozen: Tensor | None = None
         self._shift: Tensor | None = None
-        self._source: ClassPrompts | None = None  # object that shares its frozen features; None: no other
+        self._source: ClassPrompts | None = (
+            None  # the object that `bind` copied, whose frozen features are used
+        )
         self._prefix: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
         """Number of classes."""
         return len(self.classes)
 
-    def on(self, clip: Clip) -> ClassPrompts:
-        """The same prompts read by a copy of the backbone; the frozen features stay those of the first."""
+    def bind(self, clip: Clip) -> ClassPrompts:
+        """The same prompts on a copy of the backbone; the frozen features remain those of the original."""
         other = copy.copy(self)
         other._source = self
         if clip is not self.clip:
@@ -91,22 +97,23 @@ class ClassPrompts:
         if self._frozen is None and self._source is not None:
             self._frozen = self._source.frozen
         if self._frozen is None:
-            with torch.inference_mode(False), torch.no_grad():  # a training may use them later
+            with torch.inference_mode(False), torch.no_grad():  # training cannot use inference tensors
                 frozen = unit(self.clip.encode_text(self.ids))
-                if self.several:
+                if self.several_texts:
                     means = self.texts.features(self.clip, self.classes, self.template)
                     rows = zip(self.classes, frozen, strict=True)
                     frozen = torch.stack([means.get(name, row).to(row) for name, row in rows])
                 self._frozen = frozen
         return self._frozen
 
-    def shifted(self, features: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """Learned features [..., C, E] of the prompts, moved by what the other texts add to frozen ones.
+    def add_text_shift(self, features: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """Learned features [..., C, E] of the prompts plus what several texts change in the frozen feature.
 
-        They are returned as they are where every class has one prompt; otherwise they are brought to unit
-        length first. `chosen`: places of the classes, where they are not all.
+        The shift is `mean feature of the texts - feature of the prompt`, both frozen, and features are
+        normalized first. If every class has one prompt, features are returned unchanged. `chosen` are the
+        indices of the classes, if features has only some of them.
         """
-        if not self.several:
+        if not self.several_texts:
             return features
         if self._shift is None:
             with torch.inference_mode(False), torch.no_grad():
@@ -115,7 +122,7 @@ class ClassPrompts:
         return unit(features) + shift.to(features.dtype)
 
     def set_frozen(self, features: Tensor) -> None:
-        """Use features [C, E] that were computed elsewhere."""
+        """Set the frozen unit features [C, E], computed elsewhere."""
         if len(features) != len(self):
             raise RuntimeError(f"features must have a row per class ({len(self)}), got {len(features)}")
         self._frozen = features
@@ -130,25 +137,25 @@ class ClassPrompts:
         return self._prefix[last]
 
     def features(self, edit: Edit, first: int = 1) -> Tensor:
-        """Features [C, E] (not unit) of the text tower under `edit`, which starts to act at layer `first`.
+        """Unnormalized features [C, E] of the text tower under `edit`, whose first changed layer is `first`.
 
-        Layers before `first` are the cached prefix; the last layer computes EOT's row alone.
+        Layers before `first` come from the cached prefix; the last layer computes only the row of EOT.
         """
         end = self.eot + (edit.count if edit.at is not None else 0)
         tower = self.clip.text
         x = tower.run(self.prefix(first - 1), first=first, edit=edit, read=end[:, None])  # [C, 1, D]
-        return self.shifted(tower.project(x[:, 0]))
+        return self.add_text_shift(tower.project(x[:, 0]))
 
 
 class ContextPrompts:
     """One prompt per class with `count` learned vectors in place of its first words.
 
     Args:
-        prompts: the classes; token ids, if the caller passed them, are the prompts themselves.
-        count: length of the context.
-        words: the first words of every prompt, of which `count` are replaced; the context starts as their
-            embeddings. Empty, or too short: placeholders, and a random start.
-        tail: the sentence from the class name on.
+        prompts: the classes; if the caller passed token ids, the context replaces words of those.
+        count: number of context vectors.
+        words: first words of every prompt, of which `count` are replaced; the context is initialized with
+            their embeddings. If empty or too short, it is initialized at random.
+        tail: the prompt from the class name on.
     """
 
     def __init__(self, prompts: ClassPrompts, count: int, words: str = WORDS, tail: str = "{}.") -> None:
@@ -159,57 +166,61 @@ class ContextPrompts:
         self.prompts = prompts
         if words and int(prompts.clip.text.word_count(prompts.clip.tokenize([words]))[0]) < count:
             self.words = ""
-        lead = self.words or " ".join("X" * count)
-        sentences = [f"{lead} {tail.replace('{}', name)}" for name in prompts.names]
+        start = self.words or " ".join("X" * count)  # placeholders that the context replaces
+        sentences = [f"{start} {tail.replace('{}', name)}" for name in prompts.names]
         ids = prompts.clip.tokenize(sentences) if prompts.token_ids is None else prompts.token_ids
         self.ids = prompts.clip.text.trim_padding(ids).to(prompts.clip.device)  # [C, T]
         self.eot = prompts.clip.text.eot(self.ids)  # [C]
-        words_there = prompts.clip.text.word_count(self.ids)
-        if int(words_there.min()) < count:
-            short = prompts.classes[int(words_there.argmin())]
-            raise UsageError(f"the prompt of {short!r} has fewer words than the {count} to be replaced")
+        word_counts = prompts.clip.text.word_count(self.ids)  # [C]
+        if int(word_counts.min()) < count:
+            shortest = int(word_counts.argmin())
+            raise UsageError(
+                f"context must be at most the tokens of a prompt: {prompts.classes[shortest]!r} has "
+                f"{int(word_counts[shortest])}, got {count}"
+            )
 
     def start(self, clip: Clip, generator: torch.Generator) -> Tensor:
-        """Where the context starts, [count, D]."""
+        """Initial context vectors [count, D]."""
         if not self.words:
             return normal(generator, self.count, clip.config.text.width)
         ids = clip.tokenize([self.words]).to(clip.device)
-        rows = clip.text.embed(ids)[0] - clip.text.positions[: ids.shape[1]]
+        embeddings = clip.text.embed(ids)[0] - clip.text.positions[: ids.shape[1]]  # [T, D]
         at = clip.text.first_word
-        return rows[at : at + self.count]
+        return embeddings[at : at + self.count]
 
     def deep_start(self, clip: Clip, generator: torch.Generator, depth: int) -> Tensor:
-        """Where contexts of the layers 1 to `depth` start, [depth, count, D]: all but the first at random."""
-        first = self.start(clip, generator).cpu().double()
+        """Initial contexts of layers 1 to `depth`, [depth, count, D]; those after layer 1 are random."""
+        first = self.start(clip, generator).cpu().double()  # [count, D]
         return torch.cat([first[None], normal(generator, depth - 1, *first.shape)])
 
     def features(self, clip: Clip, tokens: Mapping[int, Tensor]) -> Tensor:
-        """Features [C, E] (not unit) with these tokens, [count, D] or [C, count, D], at these layers.
+        """Unnormalized features [C, E] with tokens [count, D] or [C, count, D] by layer.
 
-        Layer 1 must be among them; there the positions of the replaced words are added.
+        Layer 1 is required; its tokens get the position embeddings of the replaced words.
         """
-        return self.prompts.shifted(self._run(clip, self._rest(clip), self.eot, tokens))
+        return self.prompts.add_text_shift(self._run(clip, self._without_words(clip), self.eot, tokens))
 
     def features_each(self, clip: Clip, contexts: Tensor) -> Tensor:
-        """Features [B, C, E] of all prompts under each of the contexts [B, count, D]."""
-        rest, classes = self._rest(clip), len(self.ids)
-        parts = []
-        for some in contexts.split(max(1, _TEXTS_AT_ONCE // classes)):
-            rows = rest.repeat(len(some), 1, 1)  # [b C, T, D]
-            each = some.repeat_interleave(classes, dim=0)  # [b C, count, D]
-            parts.append(self._run(clip, rows, self.eot.repeat(len(some)), {1: each}))
-        return self.prompts.shifted(torch.cat(parts).view(len(contexts), classes, -1))
+        """Unnormalized features [B, C, E] of all prompts with each of the contexts [B, count, D]."""
+        prompts, classes = self._without_words(clip), len(self.ids)
+        features = []
+        for chunk in contexts.split(max(1, _TEXTS_AT_ONCE // classes)):  # [b, count, D]
+            rows = prompts.repeat(len(chunk), 1, 1)  # [C, T - count, D] -> [b C, T - count, D]
+            tokens = chunk.repeat_interleave(classes, dim=0)  # [b, count, D] -> [b C, count, D]
+            features.append(self._run(clip, rows, self.eot.repeat(len(chunk)), {1: tokens}))
+        by_image = torch.cat(features).view(len(contexts), classes, -1)  # [B C, E] -> [B, C, E]
+        return self.prompts.add_text_shift(by_image)
 
-    def _rest(self, clip: Clip) -> Tensor:
+    def _without_words(self, clip: Clip) -> Tensor:
         """Embedded prompts without the replaced words, [C, T - count, D]."""
         rows, at = clip.text.embed(self.ids), clip.text.first_word
         return torch.cat([rows[:, :at], rows[:, at + self.count :]], dim=1)
 
-    def _run(self, clip: Clip, rows: Tensor, end: Tensor, tokens: Mapping[int, Tensor]) -> Tensor:
+    def _run(self, clip: Clip, rows: Tensor, eot: Tensor, tokens: Mapping[int, Tensor]) -> Tensor:
+        """Features [n, E] of embedded prompts [n, T - count, D] with tokens inserted; eot [n]."""
         tower = clip.text
         at = tower.first_word
-        placed = {**tokens, 1: tokens[1] + tower.positions[at : at + self.count]}
-        edit = Edit(
-            {layer: LayerEdit(tokens=part) for layer, part in placed.items()}, count=self.count, at=at
-        )
-        return tower.project(tower.run(rows, edit=edit, read=end[:, None])[:, 0])
+        by_layer = {**tokens, 1: tokens[1] + tower.positions[at : at + self.count]}
+        layers = {layer: LayerEdit(tokens=part) for layer, part in by_layer.items()}
+        x = tower.run(rows, edit=Edit(layers, count=self.count, at=at), read=eot[:, None])  # [n, 1, D]
+        return tower.project(x[:, 0])

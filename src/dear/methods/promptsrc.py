@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.methods.base import Method
-from dear.methods.deep import depth_of, prompted_images
+from dear.methods.deep_prompts import encode_with_prompts, resolve_depth
 from dear.methods.frozen import Frozen, Loss
 from dear.methods.options import Count, NotNegative, Options, Positive, Share
 from dear.methods.prompts import WORDS, ContextPrompts
@@ -54,18 +54,18 @@ DIVERSE = tuple(
 class PromptSRCConfig(Options):
     context: Count = 4  #: text vectors per layer
     tokens: Count = 4  #: image tokens per layer
-    words: str = WORDS  #: where the first text vectors start; empty: random
+    words: str = WORDS  #: initial words of the first layer's text vectors; empty: random
     depth: int | None = None  #: layers with learned vectors; None: three quarters (9 of 12)
     text_weight: NotNegative = 25.0
     image_weight: NotNegative = 10.0
     logits_weight: NotNegative = 1.0
-    center: Share = 0.75  #: of the Gaussian over epochs, as a share of them (15 of 20)
-    deviation: Positive = 0.05  #: of the Gaussian, as a share of the epochs (1 of 20)
-    templates: tuple[str, ...] = DIVERSE
+    center: Share = 0.75  #: center of the Gaussian, as a fraction of the epochs (15 of 20)
+    deviation: Positive = 0.05  #: deviation of the Gaussian, as a fraction of the epochs (1 of 20)
+    templates: tuple[str, ...] = DIVERSE  #: prompts over which frozen text features are averaged
 
 
 class PromptSRC(Method):
-    """Deep prompts of both towers under three constraints."""
+    """Deep prompts in both towers with three regularizers."""
 
     name, title = "promptsrc", "PromptSRC"
     about = "learned tokens in both towers, kept close to the frozen model"
@@ -78,7 +78,7 @@ class PromptSRC(Method):
     def build(self, generator: torch.Generator) -> None:
         """Text vectors [J, M, D_text], image tokens [J, T, D], and their sums over epochs."""
         config, vision, text = self.config, self.clip.config.vision, self.clip.config.text
-        depth, text_depth = (depth_of(config.depth, tower.layers) for tower in (vision, text))
+        depth, text_depth = (resolve_depth(config.depth, tower.layers) for tower in (vision, text))
         self.context = ContextPrompts(self.prompts, config.context, config.words)
         self.vectors = self.learn(self.context.deep_start(self.clip, generator, text_depth))
         self.tokens = self.learn(normal(generator, depth, config.tokens, vision.width))
@@ -90,16 +90,19 @@ class PromptSRC(Method):
         return self.context.features(self.clip, dict(enumerate(self.vectors, start=1)))
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
-        return prompted_images(self.clip, frozen.x, self.tokens)
+        return encode_with_prompts(self.clip, frozen.x, self.tokens)
 
     def teacher(self) -> Tensor:
-        """Unit mean feature of each class over the templates, [C, E]; with token ids or texts, over those."""
+        """Unit mean feature of each class over the templates, [C, E]; or that of its token ids or texts."""
         if self._teacher is None:
-            if self.prompts.token_ids is not None or self.prompts.several or not self.config.templates:
+            if self.prompts.token_ids is not None or self.prompts.several_texts or not self.config.templates:
                 self._teacher = self.prompts.frozen
             else:
-                ways = [[fill_template(t, name) for name in self.classes] for t in self.config.templates]
-                self._teacher = unit(torch.stack([self.clip.encode_text(way) for way in ways]).mean(dim=0))
+                sentences = [[fill_template(t, name) for name in self.classes] for t in self.config.templates]
+                features = torch.stack(
+                    [self.clip.encode_text(some) for some in sentences]
+                )  # [templates, C, E]
+                self._teacher = unit(features.mean(dim=0))
         return self._teacher
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
@@ -121,18 +124,18 @@ class PromptSRC(Method):
 
     def epoch_weight(self, epoch: int, epochs: int) -> float:
         """g_e of an epoch counted from 1; over all epochs they sum to 1."""
-        every = torch.arange(1, epochs + 1, dtype=torch.float64)
-        z = (every - self.config.center * epochs) / (self.config.deviation * epochs)
+        numbers = torch.arange(1, epochs + 1, dtype=torch.float64)
+        z = (numbers - self.config.center * epochs) / (self.config.deviation * epochs)
         return float((-0.5 * z**2).softmax(dim=0)[epoch - 1])
 
     def after_epoch(self, epoch: int, epochs: int) -> None:
         for name, p in self.named_parameters():
-            part, sofar = self.epoch_weight(epoch, epochs) * p.detach(), self.get_buffer(f"sum_{name}")
-            setattr(self, f"sum_{name}", sofar + part if sofar.numel() else part)
+            part, total = self.epoch_weight(epoch, epochs) * p.detach(), self.get_buffer(f"sum_{name}")
+            setattr(self, f"sum_{name}", total + part if total.numel() else part)
 
     @torch.no_grad()
     def finish(self) -> None:
-        """The aggregate takes the prompts' place."""
+        """Replace the prompts by their aggregate over the epochs."""
         for name, p in self.named_parameters():
             total = self.get_buffer(f"sum_{name}")
             if total.numel():
@@ -140,6 +143,6 @@ class PromptSRC(Method):
                 setattr(self, f"sum_{name}", total.new_zeros(0))
 
     def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
-        """The sums are there during training only."""
+        """The sums over epochs are empty outside training."""
         sums = {f"sum_{name}": p.shape for name, p in self.named_parameters() if f"sum_{name}" in state}
         return {name: (0,) if state[name].numel() == 0 else tuple(shape) for name, shape in sums.items()}

@@ -7,8 +7,8 @@ domains' class-token features of every layer, mean over pairs; its gradient reac
 LoRA folds into q and v and the gates into the output projection: a plain CLIP at exactly its cost.
 
 Departures: AdamW, lr 0.001, 10 epochs, batch 32, w = 1 and five Gaussian kernels around the median distance
-are this package's choice and may differ from the authors'. Gates stay soft; hard ones (`gates(top=...)`)
-are for inspection.
+are choices of this package and may differ from the authors'. Gates are soft; hard ones (`gates(top=...)`) are
+for inspection.
 
 One forward pass serves both losses: the MMD is differentiated by the gates alone, and enters the sum as its
 value with that gradient, which is the same as running a second pass on detached LoRA pairs.
@@ -34,7 +34,7 @@ from dear.methods.options import AtLeastOne, NotNegative, Options, Positive, Pre
 from dear.methods.tensors import scores, uniform
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # kernels around the median distance
-_ENLARGE = 1024.0  # small MMD gradients survive 16-bit matrices
+_GRADIENT_SCALE = 1024.0  # keeps small MMD gradients from underflowing in 16 bits
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class PurifyConfig(Options):
     lora: Literal["heads", "shared", "none"] = "heads"
     gates: bool = True
     rank: AtLeastOne = 2
-    last_rank: AtLeastOne = 8  #: in the last two layers
-    weight: NotNegative = 1.0  #: w, of the MMD
-    mmd_to: Literal["gates", "all"] = "gates"  #: whom its gradient reaches: "gates" or "all"
-    #: of the Gaussian kernels; None: around the median distance
+    last_rank: AtLeastOne = 8  #: rank in the last two layers
+    weight: NotNegative = 1.0  #: w, weight of the MMD
+    mmd_to: Literal["gates", "all"] = "gates"  #: parameters that the gradient of the MMD reaches
+    #: bandwidths of the Gaussian kernels; None: around the median distance
     bandwidths: tuple[Positive, ...] | None = None
     gate_rate: Positive = 20.0  #: learning rate of the gates' scalars, as a multiple of the recipe's
 
@@ -59,7 +59,7 @@ class PurifyConfig(Options):
 PRESETS = {
     "strong": Preset("rates at which both parts act; chosen on two domains of world:domains"),
     "paper": Preset(
-        "the paper's values, and this package's where the paper says nothing",
+        "the paper's values, and this package's where the paper does not state them",
         options={"gate_rate": 1.0},
         recipe={"lr": 1e-3},
     ),
@@ -72,7 +72,7 @@ class Purify(Method):
     name, title = "purify", "Head purification"
     about = "low-rank changes and gates per head, for images from several domains"
     cut = 1
-    dynamic = True  # domains of a batch decide which kernels are launched
+    dynamic = True  # the domains in a batch determine which kernels are launched
     recipe = {"batch": 32, "lr": 3e-3}
     presets = PRESETS
     Config = PurifyConfig
@@ -105,12 +105,12 @@ class Purify(Method):
         if top is None:
             return self.scalars.softmax(dim=-1) * vision.heads
         if not 1 <= top <= vision.heads:
-            raise UsageError(f"top = {top} is not between 1 and the layer's {vision.heads} heads")
+            raise UsageError(f"top must be from 1 to {vision.heads}, the heads of a layer, got {top}")
         strongest = self.scalars.detach().topk(top, dim=-1).indices
         return torch.zeros_like(self.scalars).scatter(1, strongest, 1.0)
 
     def edit(self) -> Edit:
-        """What changes in the image tower."""
+        """Low-rank changes and gates of the image tower."""
         gates = self.gates()
         layers = {}
         for layer in range(1, self.clip.config.vision.layers + 1):
@@ -137,14 +137,14 @@ class Purify(Method):
         return Loss(total, {"ce": ce.detach(), "mmd": gap.detach()})
 
     def _to_gates(self, gap: Tensor) -> Tensor:
-        """The same number with the gradient of the gates' scalars alone."""
+        """`gap` with a gradient for the gates' scalars only."""
         if not (self.config.gates and gap.requires_grad):
             return gap.detach()
-        (slope,) = torch.autograd.grad(_ENLARGE * gap, self.scalars, retain_graph=True)
-        return gap.detach() + ((self.scalars - self.scalars.detach()) * slope / _ENLARGE).sum()
+        (slope,) = torch.autograd.grad(_GRADIENT_SCALE * gap, self.scalars, retain_graph=True)
+        return gap.detach() + ((self.scalars - self.scalars.detach()) * slope / _GRADIENT_SCALE).sum()
 
     def after_epoch(self, epoch: int, epochs: int) -> None:
-        """Keep the gates for the plot of their evolution."""
+        """Append the gates to `history`, for the plot of their evolution."""
         if self.config.gates:
             self.history = torch.cat([self.history, self.gates().detach()[None]])
 
@@ -163,14 +163,14 @@ class Purify(Method):
 def kernels(x: Tensor, bandwidths: Sequence[float] | None = None) -> Tensor:
     """Mean of Gaussian kernels exp(-|x_i - x_j|^2 / 2 s^2) over bandwidths s, [L, n, n], of x [L, n, D].
 
-    None takes `2 s^2 = factor * median of the squared distances` of each of the L sets, for the `FACTORS`.
+    For None, `2 s^2 = factor * median of the squared distances` in each of the L sets, for the `FACTORS`.
     """
     norms = (x * x).sum(-1)
     squared = (norms[:, :, None] + norms[:, None] - 2 * x @ x.transpose(1, 2)).clamp(min=0)  # [L, n, n]
     if bandwidths is None:
         n = x.shape[1]
-        apart = ~torch.eye(n, dtype=torch.bool, device=x.device)
-        median = squared.detach()[:, apart].median(dim=1).values.clamp(min=torch.finfo(x.dtype).tiny)
+        off_diagonal = ~torch.eye(n, dtype=torch.bool, device=x.device)
+        median = squared.detach()[:, off_diagonal].median(dim=1).values.clamp(min=torch.finfo(x.dtype).tiny)
         widths = [factor * median[:, None, None] for factor in FACTORS]
     else:
         widths = [x.new_tensor(2 * s * s) for s in bandwidths]
@@ -186,11 +186,11 @@ def mmd(x: Tensor, domains: Tensor, bandwidths: Sequence[float] | None = None) -
     >>> round(float(mmd(x, torch.tensor([0, 0, 1, 1]), [1.0])), 4), float(mmd(x, torch.tensor([0, 1, 0, 1])))
     (2.0, 0.0)
     """
-    present, place = domains.unique(return_inverse=True)
+    present, index = domains.unique(return_inverse=True)
     if len(present) < 2:
         return (x * 0).sum()
-    belongs = F.one_hot(place, len(present)).to(x.dtype)
-    share = belongs / belongs.sum(dim=0)  # [n, G]: columns are means over a domain
+    membership = F.one_hot(index, len(present)).to(x.dtype)  # [n, G]
+    share = membership / membership.sum(dim=0)  # [n, G]: a column averages over a domain
     mean = share.T @ kernels(x.transpose(0, 1), bandwidths) @ share  # [L, G, G]
     within = mean.diagonal(dim1=1, dim2=2)  # [L, G]
     gaps = within[:, :, None] + within[:, None] - 2 * mean  # [L, G, G], zero on the diagonal

@@ -1,14 +1,14 @@
-"""SkipTuning: the upper half of both towers, trained on features of the lower (Wu et al., CVPR 2025).
+"""SkipTuning: trains the upper half of both towers on the output of the lower half (Wu et al., CVPR 2025).
 
-Layers 1 to 6 of 12 stay frozen and run once per view; layers 7 to 12 of both towers, their final norms and
-projections are trained with cross-entropy, without prompts or adapters. At a step only some classes take
-part: those nearest to the batch's images (by cosine with the frozen text features, the true classes first),
-half of all and at most 50, and behind them every rank with a probability that falls exponentially.
+Layers 1 to 6 of 12 are frozen and run once per view; layers 7 to 12 of both towers, their final norms and
+projections are trained with cross-entropy, without prompts or adapters. A step uses only some classes: the
+nearest to the batch's images (by cosine with the frozen text features, the true classes first), half of all
+and at most 50, and each further rank with a probability that decays exponentially.
 
-Departures: what is learned is the difference to the backbone, so that weight decay pulls toward CLIP rather
-than toward zero (5e-4 times a rate of 2e-5: 1e-8 per step). When training ends, the differences are rounded
-to half precision, and saved so. Which later ranks take part is drawn once from the method's seed; the
-authors draw once at the first step.
+Departures: the learned tensors are differences from the backbone, so weight decay pulls toward CLIP rather
+than toward zero (5e-4 times a rate of 2e-5: 1e-8 per step). After training, the differences are rounded to
+half precision and saved that way. The further ranks are drawn once, from the method's seed; the authors draw
+them at the first step.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from dear.methods.layer_changes import LayerChanges, fold_changes
 from dear.methods.options import AtLeastOne, Options, Positive
 from dear.methods.tensors import scores, unit
 
-_TAIL_END = 5.0  # the exponential is read from 0 to here over the later ranks
+_TAIL_END = 5.0  # the exponential is evaluated from 0 to this value over the further ranks
 
 
 @dataclass(frozen=True)
 class SkipTuningConfig(Options):
-    frozen_layers: int | None = None  #: of the image tower; None: half of them
-    frozen_text_layers: int | None = None  #: of the text tower; None: half of them
-    #: share of the classes that surely take part at a step
+    frozen_layers: int | None = None  #: frozen layers of the image tower; None: half of them
+    frozen_text_layers: int | None = None  #: frozen layers of the text tower; None: half of them
+    #: fraction of the classes, the nearest ones, that every step uses
     class_share: Annotated[float, Meta(gt=0, le=1)] = 0.5
-    most_classes: AtLeastOne = 50  #: and their largest number
-    tail: Positive = 0.3  #: scale of the exponential by which later ranks take part
+    most_classes: AtLeastOne = 50  #: upper bound of their number
+    tail: Positive = 0.3  #: scale of the exponential by which a step uses further ranks
 
 
 def _first(number: int | None, layers: int, option: str) -> int:
@@ -52,7 +52,7 @@ def _first(number: int | None, layers: int, option: str) -> int:
 
 
 class SkipTuning(Method):
-    """The upper layers of both towers, trained."""
+    """Trains the upper layers of both towers."""
 
     name, title = "skip-tuning", "SkipTuning"
     about = "the upper half of both towers, trained in full; many parameters"
@@ -64,7 +64,7 @@ class SkipTuning(Method):
     config: SkipTuningConfig
 
     def build(self, generator: torch.Generator) -> None:
-        """Additions to the upper layers, all zero, and the ranks of classes that take part in a step."""
+        """Additions to the upper layers, all zero, and the ranks of the classes that a step uses."""
         config, clip = self.config, self.clip.config
         self.cut = _first(config.frozen_layers, clip.vision.layers, "frozen_layers")
         self.text_first = _first(config.frozen_text_layers, clip.text.layers, "frozen_text_layers")
@@ -76,13 +76,13 @@ class SkipTuning(Method):
         self.ranks = self._ranks(generator).to(self.clip.device)
 
     def _ranks(self, generator: torch.Generator) -> Tensor:
-        """Ranks [K] of classes, nearest first, that take part in a step."""
+        """Ranks [K] of the classes that a step uses; rank 0 is the nearest."""
         count = len(self.classes)
-        sure = min(math.ceil(self.config.class_share * count), self.config.most_classes)
-        falling = torch.exp(-torch.linspace(0, _TAIL_END, count - sure) / self.config.tail)
-        low, high = (float(falling.min()), float(falling.max())) if count - sure > 1 else (0.0, 1.0)
-        selected = torch.rand(count - sure, generator=generator) < (falling - low) / (high - low)
-        return torch.cat([torch.arange(sure), sure + selected.nonzero()[:, 0]])
+        nearest = min(math.ceil(self.config.class_share * count), self.config.most_classes)
+        decay = torch.exp(-torch.linspace(0, _TAIL_END, count - nearest) / self.config.tail)
+        low, high = (float(decay.min()), float(decay.max())) if count - nearest > 1 else (0.0, 1.0)
+        selected = torch.rand(count - nearest, generator=generator) < (decay - low) / (high - low)
+        return torch.cat([torch.arange(nearest), nearest + selected.nonzero()[:, 0]])
 
     def images_from_frozen(self, frozen: Frozen) -> Tensor:
         return self.image_changes.images(self, frozen.x, self.cut)
@@ -92,27 +92,29 @@ class SkipTuning(Method):
 
     @torch.no_grad()
     def chosen_classes(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The classes [K] that take part in the step of unit features [B, E] with labels [B], ascending."""
-        near = images @ self.prompts.frozen.to(images.dtype).T  # [B, C]
-        near = near.scatter(1, labels[:, None], torch.inf).amax(dim=0)  # [C]
-        return near.argsort(descending=True, stable=True)[self.ranks].sort().values
+        """Indices [K] of the classes for a step with unit features [B, E] and labels [B], ascending."""
+        cosines = images @ self.prompts.frozen.to(images.dtype).T  # [B, C]
+        nearness = cosines.scatter(1, labels[:, None], torch.inf).amax(dim=0)  # [C]
+        return nearness.argsort(descending=True, stable=True)[self.ranks].sort().values
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
         images = self.images_from_frozen(frozen)
         chosen = self.chosen_classes(unit(images.detach()), labels)
         texts = self.text_changes.texts(self, self.text_first, chosen)
-        among = (chosen[None] == labels[:, None]).to(torch.uint8).argmax(dim=1)  # [B]
-        ce = F.cross_entropy(scores(self.clip, images, texts), among)
+        targets = (
+            (chosen[None] == labels[:, None]).to(torch.uint8).argmax(dim=1)
+        )  # [B], positions in `chosen`
+        ce = F.cross_entropy(scores(self.clip, images, texts), targets)
         return Loss(ce, {"ce": ce.detach()})
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Round what was learned to half precision, in which it is saved."""
+        """Round the learned tensors to half precision, in which they are saved."""
         for parameter in self.parameters():
             parameter.copy_(parameter.half())
 
     def adapter_state(self) -> dict[str, Tensor]:
-        """What was learned; in half precision where that loses nothing, as after training."""
+        """The learned tensors, in half precision if that is exact, as it is after training."""
         state = super().adapter_state()
         halves = {name: tensor.half() for name, tensor in state.items()}
         exact = all(torch.equal(halves[name].to(tensor.dtype), tensor) for name, tensor in state.items())

@@ -1,4 +1,4 @@
-"""Unit features, CLIP's logits, distances, and random numbers that learned tensors start from."""
+"""Unit features, CLIP's logits, distances, losses, and initial values of learned tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dear.clip.model import Clip
 
 
 def unit(x: Tensor) -> Tensor:
-    """Features [..., E] at length 1, in float32 (float64 stays): cosines and logits need the precision."""
+    """Features [..., E] of length 1, at least in float32: cosines and logits need the precision."""
     return F.normalize(x.float() if x.dtype in (torch.float16, torch.bfloat16) else x, dim=-1)
 
 
@@ -20,7 +20,7 @@ def scores(clip: Clip, images: Tensor, texts: Tensor) -> Tensor:
 
 
 def distance(adapted: Tensor, frozen: Tensor) -> Tensor:
-    """1 - cosine, the mean over rows of unit features [n, E].
+    """Mean over rows of 1 - cosine, for unit features [n, E].
 
     >>> float(distance(torch.eye(2), torch.eye(2).flip(0)))
     1.0
@@ -29,12 +29,12 @@ def distance(adapted: Tensor, frozen: Tensor) -> Tensor:
 
 
 def normal(generator: torch.Generator, *shape: int, std: float = 0.02) -> Tensor:
-    """Normal random numbers around 0; 0.02 is the deviation of CLIP's token embeddings."""
+    """Normal random numbers with mean 0; 0.02 is the deviation of CLIP's token embeddings."""
     return torch.randn(*shape, generator=generator, dtype=torch.float64) * std
 
 
 def uniform(generator: torch.Generator, *shape: int, inputs: int) -> Tensor:
-    """Uniform within 1/sqrt(inputs): how PyTorch initializes the weight and bias of a linear layer.
+    """Uniform random numbers within 1/sqrt(inputs), as PyTorch initializes a linear layer.
 
     >>> float(uniform(torch.Generator().manual_seed(0), 1000, inputs=4).abs().max()) < 0.5
     True
@@ -53,7 +53,7 @@ def linear(generator: torch.Generator, *shape: int) -> tuple[Tensor, Tensor]:
 
 
 def indicators(labels: Tensor, classes: int) -> Tensor:
-    """Labels [n] as one-hot rows [n, C]; rows [n, C] of several labels as they are.
+    """Labels [n] as one-hot rows [n, C]; rows [n, C] of several labels are returned unchanged.
 
     >>> indicators(torch.tensor([1, 0]), 2).tolist(), indicators(torch.tensor([[1.0, 1.0]]), 2).tolist()
     ([[0, 1], [1, 0]], [[1.0, 1.0]])
@@ -62,10 +62,10 @@ def indicators(labels: Tensor, classes: int) -> Tensor:
 
 
 def label_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of logits [B, C] and labels [B]; of rows [B, C] of several labels a sigmoid per class.
+    """Cross-entropy of logits [B, C] and labels [B], or binary cross-entropy for rows [B, C] of labels.
 
-    CLIP's logits have no zero, so that of the sigmoids is the mean logit of the batch, moved by how rare
-    labels are. Calibration sets the zero of each class afterwards.
+    CLIP's logits have an arbitrary offset. Binary cross-entropy needs a threshold, which is the mean logit of
+    the batch, shifted by the log odds of a label. Calibration sets the threshold of each class afterwards.
     """
     if labels.ndim == 1:
         return F.cross_entropy(logits, labels)

@@ -1,8 +1,9 @@
-"""Several texts per class: sentences whose unit features are averaged, at unit length again.
+"""Several texts per class: the unit features of its sentences are averaged and normalized again.
 
-A class has its own sentences (`{class: [sentence, …]}`), or synonyms in its name ("cat|kitty"), each in the
-template; else one prompt. The mean takes the place of the prompt's feature. A method that learns in the text
-tower learns on the prompt: what the other sentences add to its frozen feature is added to the learned one.
+A class has a list of sentences (`{class: [sentence, …]}`), or synonyms in its name ("cat|kitty"), each put
+into the template; otherwise it has one prompt. The mean replaces the feature of the prompt. A method that
+learns in the text tower learns on the prompt; the difference between the frozen mean and the frozen feature
+of the prompt is then added to the learned feature.
 """
 
 from __future__ import annotations
@@ -18,24 +19,23 @@ from dear.clip.model import Clip
 from dear.methods.tensors import unit
 from dear.utils.text import fill_template
 
-#: Between the names of one class. Not the bars of a special token such as <|endoftext|>, which the tokenizer
-#: rejects.
+#: Separator of synonyms; not the bars of a special token such as <|endoftext|>, which the tokenizer rejects.
 SYNONYMS = re.compile(r"(?<!<)(?<!&lt;)\|(?!>|&gt;)")
-_AT_ONCE = 256  # texts, which bounds the memory of the text tower
+_BATCH = 256  # texts per pass of the text tower, which bounds its memory
 
 
 def names_of(name: str) -> list[str]:
-    """The names of a class: one, or several with `|` between.
+    """The synonyms in a class name, which `|` separates.
 
     >>> names_of("cat | kitty"), names_of("cat")
     (['cat', 'kitty'], ['cat'])
     """
-    return [part for each in SYNONYMS.split(name) if (part := each.strip())] or [name]
+    return [synonym for part in SYNONYMS.split(name) if (synonym := part.strip())] or [name]
 
 
 @dataclass(frozen=True, eq=False)
 class ClassTexts:
-    """Sentences of classes, trained or not, and the mean features that are known already.
+    """Sentences of classes, and mean features that were computed elsewhere.
 
     >>> ClassTexts({"cat": ("a small cat.",)}).of("cat", "a photo of a {}.")
     ('a small cat.',)
@@ -50,27 +50,27 @@ class ClassTexts:
 
     def of(self, name: str, template: str) -> tuple[str, ...]:
         """All sentences of a class."""
-        sentences = self.sentences.get(name)
-        return (
-            tuple(sentences) if sentences else tuple(fill_template(template, each) for each in names_of(name))
-        )
+        if sentences := self.sentences.get(name):
+            return tuple(sentences)
+        return tuple(fill_template(template, synonym) for synonym in names_of(name))
 
-    def several(self, name: str) -> bool:
-        """Whether a class has more than its one prompt: several texts, or a mean feature."""
+    def has_several(self, name: str) -> bool:
+        """Whether a class has sentences, synonyms, or a mean feature instead of one prompt."""
         return name in self.means or name in self.sentences or len(names_of(name)) > 1
 
     @torch.no_grad()
     def features(self, clip: Clip, names: Iterable[str], template: str) -> dict[str, Tensor]:
-        """Unit means [E] by class, for classes that have several texts; each is computed once."""
-        listed = [name for name in dict.fromkeys(names) if self.several(name)]
+        """Unit mean features [E] of the classes with several texts, by class; each is computed once."""
+        wanted = [name for name in dict.fromkeys(names) if self.has_several(name)]
         computed = self._computed.setdefault((id(clip), template), (clip, {}))[1]
-        unknown = [name for name in listed if name not in self.means and name not in computed]
-        texts = [self.of(name, template) for name in unknown]
-        flat = [text for some in texts for text in some]
-        parts = [
-            unit(clip.encode_text(flat[start : start + _AT_ONCE])) for start in range(0, len(flat), _AT_ONCE)
-        ]
-        rows = torch.cat(parts).split([len(some) for some in texts]) if parts else ()
-        computed.update({name: unit(part.mean(dim=0)) for name, part in zip(unknown, rows, strict=True)})
-        known = {name: mean.to(clip.device) for name, mean in self.means.items()}
-        return {name: known[name] if name in known else computed[name] for name in listed}
+        missing = [name for name in wanted if name not in self.means and name not in computed]
+        texts = [self.of(name, template) for name in missing]
+        flat = [text for sentences in texts for text in sentences]
+        chunks = [flat[start : start + _BATCH] for start in range(0, len(flat), _BATCH)]
+        if chunks:
+            features = torch.cat([unit(clip.encode_text(chunk)) for chunk in chunks])  # [texts, E]
+            by_class = features.split([len(sentences) for sentences in texts])
+            means = {name: unit(rows.mean(dim=0)) for name, rows in zip(missing, by_class, strict=True)}
+            computed.update(means)
+        stored = {name: mean.to(clip.device) for name, mean in self.means.items()}
+        return {name: stored[name] if name in stored else computed[name] for name in wanted}

@@ -5,9 +5,9 @@ labels, one-hot. `logits = tau f w^T + alpha exp(-beta (1 - f K^T)) L`. Tip-Adap
 Tip-Adapter-F goes on to train the keys.
 
 Departures: the authors search alpha and beta on validation images per dataset; here each training image is
-classified by the keys of the others, and the pair with the most right answers is used. Their code keeps
-Tip-Adapter-F's best epoch on test data, where ours keeps the last. The cache has no novel classes, so both
-refuse to name any.
+classified by the keys of the others, and the most accurate pair is used. Their code keeps the epoch of
+Tip-Adapter-F that is best on test data; here the last is used. Neither can predict novel classes, which the
+cache does not contain.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from dear.methods.tensors import indicators, scores, unit
 
 @dataclass(frozen=True)
 class TipAdapterConfig(FocusConfig):
-    #: weight of the cache, 0 is frozen CLIP; none: chosen on the training images
+    #: weight of the cache, 0 is frozen CLIP; None: chosen on the training images
     alpha: NotNegative | None = None
-    #: how fast a key's influence falls with distance; none: chosen on the training images
+    #: decay of a key's influence with distance; None: chosen on the training images
     beta: NotNegative | None = None
-    views: Count = 10  #: random views per image whose features are averaged; 0: the whole image once
+    views: Count = 10  #: random views per image to average; 0: the whole image, without augmentation
 
 
-#: What is tried: alpha, as a multiple of CLIP's temperature, and beta.
+#: Candidates for alpha, as multiples of CLIP's logit scale, and for beta.
 ALPHAS, BETAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0), (1.0, 2.0, 3.5, 5.5, 8.0, 12.0, 20.0)
-#: Of several labels: a class votes as if it had this many images. Its logits then do not grow with their
-#: number, so that thresholds found on parts of the images hold for all.
+#: With several labels per image, the votes for a class are scaled as if it had this many images. Its logits
+#: then do not grow with their number, and thresholds fitted on cross-validation folds remain valid.
 VOTES = 16.0
-ONE_IMAGE = (1.0, 1.0)  #: the same where no class has a second image, from which one could choose
+ONE_IMAGE = (1.0, 1.0)  #: alpha (as a multiple) and beta if no class has two images, so none can be held out
 
 
 class TipAdapter(Method):
-    """The cache as it is: nothing is learned."""
+    """The cache without training."""
 
     name, title = "tip-adapter", "Tip-Adapter"
     about = "compares with stored training images; nothing is trained, trained classes only"
@@ -56,8 +56,8 @@ class TipAdapter(Method):
     config: TipAdapterConfig
     keys: Tensor
     labels: Tensor
-    alpha: Tensor  #: as it was chosen, []
-    beta: Tensor  #: as it was chosen, []
+    alpha: Tensor  #: as set or chosen, []
+    beta: Tensor  #: as set or chosen, []
 
     def build(self, generator: torch.Generator) -> None:
         """One key [n, W] and one label [n], or row [n, C], per training image; none until `prepare`."""
@@ -91,27 +91,26 @@ class TipAdapter(Method):
         return replace(self.config, alpha=float(self.alpha), beta=float(self.beta))
 
     def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
-        if not {"keys", "labels"} <= set(state):  # loading says what is missing
+        if not {"keys", "labels"} <= set(state):  # `load_adapter_state` reports missing tensors
             return {}
         images = len(state["labels"]) if state["labels"].ndim else 0
         return {"keys": (images, self.keys.shape[1]), "labels": (images, *self.labels.shape[1:])}
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         keys, labels = self.keys, self.labels
-        read = self.reader(frozen)
-        near = torch.exp(-self.beta * (1 - read.to(keys.dtype) @ keys.T))  # [B, n]
-        values = labels * vote_weights(labels) if labels.ndim == 2 else labels
-        if labels.ndim == 1:
-            values = labels[:, None] == torch.arange(
-                len(self.classes), device=labels.device
-            )  # one-hot, [n, C]
-        votes = near @ values.to(near.dtype)  # [B, C]
+        rows = self.reader(frozen)  # [B, W]
+        similarity = torch.exp(-self.beta * (1 - rows.to(keys.dtype) @ keys.T))  # [B, n]
+        if labels.ndim == 2:
+            values = labels * vote_weights(labels)  # [n, C]
+        else:  # one-hot, [n, C]
+            values = labels[:, None] == torch.arange(len(self.classes), device=labels.device)
+        votes = similarity @ values.to(similarity.dtype)  # [B, C]
         zero_shot = scores(self.clip, unit(frozen.x), self.prompts.frozen)
         return {"default": zero_shot + self.alpha * votes}
 
 
 class TipAdapterF(TipAdapter):
-    """The cache with keys that are trained on."""
+    """The cache with trained keys."""
 
     name, title = "tip-adapter-f", "Tip-Adapter-F"
     about = "the same with stored features that are trained; trained classes only"
@@ -138,17 +137,17 @@ def vote_weights(labels: Tensor) -> Tensor:
 def choose_votes(
     keys: Tensor, labels: Tensor, zero_shot: Tensor, temperature: float, config: TipAdapterConfig
 ) -> tuple[float, float]:
-    """The alpha and beta with which keys classify most of the other training images; ties by likelihood.
+    """The alpha and beta with the best leave-one-out accuracy on the training images; ties by likelihood.
 
-    An image does not vote for itself. Its class then has one vote less than the others, so that those that
-    remain count more. An image without another one of its class is not counted.
+    An image does not vote for itself, so its class loses a vote; the other votes for its class are scaled up
+    to compensate. Images that are the only one of their class are ignored.
 
     Args:
         keys: of the training images, [n, W].
-        labels: [n], or rows [n, C] of several labels, whose pair has the best mean average precision.
+        labels: [n], or rows [n, C] of several labels, for which mean average precision replaces accuracy.
         zero_shot: CLIP's logits of these images, [n, C].
-        temperature: CLIP's, the unit of alpha.
-        config: what is not None there is used as it is.
+        temperature: CLIP's logit scale, the unit of alpha.
+        config: values of alpha and beta that are not None are kept.
     """
     alphas = tuple(temperature * share for share in ALPHAS) if config.alpha is None else (config.alpha,)
     betas = BETAS if config.beta is None else (config.beta,)
@@ -165,16 +164,16 @@ def choose_votes(
     cosines = keys[rows] @ keys.T
     best = None
     for beta in betas:
-        near = torch.exp(-beta * (1 - cosines))
-        near[torch.arange(len(rows), device=rows.device), rows] = 0
-        votes = near @ truth * scale
+        similarity = torch.exp(-beta * (1 - cosines))  # [rows, n]
+        similarity[torch.arange(len(rows), device=rows.device), rows] = 0
+        votes = similarity @ truth * scale  # [rows, C]
         for alpha in alphas:
             logits = zero_shot[rows] + alpha * votes
             if several:
                 rank = (mean_precision(logits, truth), -alpha)
             else:
-                right = int((logits.argmax(dim=1) == labels[rows]).sum())
-                rank = (right, -float(F.cross_entropy(logits, labels[rows])))
+                correct = int((logits.argmax(dim=1) == labels[rows]).sum())
+                rank = (correct, -float(F.cross_entropy(logits, labels[rows])))
             if best is None or rank > best[0]:
                 best = (rank, alpha, beta)
     assert best is not None
@@ -184,10 +183,10 @@ def choose_votes(
 def mean_precision(scores: Tensor, truth: Tensor) -> float:
     """Mean over classes of the average precision of scores [n, C] for rows [n, C] of labels.
 
-    Classes that all images have, or none, are left out.
+    Classes that all images have, or none, are ignored.
     """
-    known = (truth > 0).any(dim=0) & (truth <= 0).any(dim=0)
-    order = scores[:, known].argsort(dim=0, descending=True)
-    hits = truth[:, known].gather(0, order)  # [n, C]
+    valid = (truth > 0).any(dim=0) & (truth <= 0).any(dim=0)  # [C]
+    order = scores[:, valid].argsort(dim=0, descending=True)
+    hits = truth[:, valid].gather(0, order)  # [n, valid classes]
     places = torch.arange(1, len(hits) + 1, device=hits.device)[:, None]
     return float((hits * hits.cumsum(dim=0) / places).sum(dim=0).div(hits.sum(dim=0)).mean())

@@ -1,13 +1,12 @@
 """2SFS: task features first, then a classifier (Farina et al., "Rethinking Few-Shot Adaptation", CVPR 2025).
 
-First stage: the layer norms of both towers are trained with cross-entropy. Second stage: the norms stay as
-they are, and a classifier that starts at the text features of the classes is trained on top,
-`logits = tau cos(f, phi_c)`. Trained classes then take their row of the classifier; classes that were never
-trained take the features of the adapted text tower.
+First stage: the layer norms of both towers are trained with cross-entropy. Second stage: the norms are fixed,
+and a classifier initialized to the text features of the classes is trained, `logits = tau cos(f, phi_c)`.
+Trained classes then use their row of the classifier; new classes use the features of the adapted text tower.
 
-Departures: the authors' code could not be had, so their values are taken from the text: the first stage
-takes 0.6 of the steps, AdamW with a rate of 2e-4, batches of 32. Both stages share one cosine of the
-learning rate here, over 50 epochs. The norm before the first layer stays frozen.
+Departures: the authors' code was not available, so their values are those of the paper: the first stage has
+0.6 of the steps, AdamW with a rate of 2e-4, batches of 32. Here both stages share one cosine schedule over 50
+epochs, and the norm before the first layer is frozen.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from dear.methods.tensors import unit
 
 @dataclass(frozen=True)
 class TwoStageConfig(Options):
-    #: share of the epochs in which the norms are trained
+    #: fraction of the epochs in which the norms are trained
     first_stage: Annotated[float, Meta(gt=0, lt=1)] = 0.6
 
 
@@ -38,14 +37,14 @@ class TwoStage(Method):
     name, title = "two-stage", "2SFS"
     about = "the norms of both towers first, then a classifier"
     cut = 1
-    dynamic = True  # the second stage computes other things than the first
+    dynamic = True  # the two stages compute different things
     recipe = {"lr": 2e-4, "weight_decay": 1e-2, "epochs": 50, "batch": 32}
     Config = TwoStageConfig
     config: TwoStageConfig
     stage: Tensor
 
     def build(self, generator: torch.Generator) -> None:
-        """Additions to the norms, all zero; the classifier [trained classes, E]; which stage it is."""
+        """Additions to the norms, all zero; the classifier [trained classes, E]; the stage, 1 or 2."""
         sides = {"image": self.clip.config.vision.layers, "text": self.clip.config.text.layers}
         self.changes = {
             side: LayerChanges(
@@ -65,17 +64,17 @@ class TwoStage(Method):
             return self.changes["image"].images(self, frozen.x)
 
     def texts(self) -> Tensor:
-        """Features [C, E]: of the adapted text tower; after the first stage, trained classes' own rows."""
+        """Features [C, E] of the adapted text tower; in stage 2, trained classes use the classifier."""
         if int(self.stage) == 1:
             return self.changes["text"].texts(self)
         if self.classes == self.trained_classes:
             return self.classifier
         with torch.no_grad():
             rows = list(unit(self.changes["text"].texts(self)).to(self.classifier.dtype))
-        known = {name: row for row, name in enumerate(self.trained_classes)}
+        row_of = {name: row for row, name in enumerate(self.trained_classes)}
         trained = unit(self.classifier)
         return torch.stack(
-            [trained[known[name]] if name in known else rows[i] for i, name in enumerate(self.classes)]
+            [trained[row_of[name]] if name in row_of else rows[i] for i, name in enumerate(self.classes)]
         )
 
     @torch.no_grad()

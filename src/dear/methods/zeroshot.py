@@ -1,10 +1,10 @@
 """Zero-shot CLIP: the frozen model, one prompt per class or the mean of several (Radford et al., ICML 2021).
 
 `logits = tau cos(f, w_c)`, f the image feature, w_c the text feature of the class's prompt. With `ensemble`
-w_c is the mean of the unit features of several prompts, at unit length again.
+w_c is the mean of the unit features of several prompts, normalized again.
 
-Departures: the ensemble is the task's own prompt and seven of the authors' eighty for ImageNet, for every
-dataset; their lists of prompts for the other datasets are left out.
+Departures: for every dataset the ensemble is the task's prompt and seven of the authors' eighty prompts for
+ImageNet; their prompts for the other datasets are omitted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENSEMBLE = (
     "art of the {}.",
     "a photo of the small {}.",
 )
-"""The seven prompts that CLIP's authors found to serve ImageNet about as well as their eighty."""
+"""Seven prompts that, according to CLIP's authors, work about as well on ImageNet as all eighty."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,11 @@ class ZeroShot(Method):
 
     def build(self, generator: torch.Generator) -> None:
         if self.config.ensemble and self.prompts.token_ids is not None:
-            raise UsageError("an ensemble of templates needs class names, not token ids")
-        if self.config.ensemble and self.prompts.several:
-            raise UsageError("several texts per class are averaged already; leave ensemble out")
+            raise UsageError("ensemble needs class names, got token ids; leave ids or ensemble out")
+        if self.config.ensemble and self.prompts.several_texts:
+            raise UsageError(
+                "ensemble needs one text per class, got several, which are averaged; leave ensemble out"
+            )
 
     def logits_from_frozen(self, frozen: Frozen) -> dict[str, Tensor]:
         texts = self.cached("ensemble", self._ensemble) if self.config.ensemble else self.prompts.frozen
@@ -61,9 +63,9 @@ class ZeroShot(Method):
 
     def _ensemble(self) -> Tensor:
         """Unit mean over prompts of unit text features, [C, E]."""
-        ways = [[fill_template(t, name) for name in self.classes] for t in self.config.templates]
-        features = [self.prompts.frozen, *(unit(self.clip.encode_text(way)) for way in ways)]
-        return unit(torch.stack(features).mean(dim=0))
+        sentences = [[fill_template(t, name) for name in self.classes] for t in self.config.templates]
+        features = [self.prompts.frozen, *(unit(self.clip.encode_text(some)) for some in sentences)]
+        return unit(torch.stack(features).mean(dim=0))  # [templates, C, E] -> [C, E]
 
     def merge(self) -> Clip:
         return self.clip.folded()

@@ -155,7 +155,9 @@ def learned_digest(kind: str, method: Method, *words: str) -> bytes:
     ids = method.prompts.token_ids
     learned = digest.of_tensors(method.state_dict())
     prompts = method.prompts
-    several = [prompts.texts.of(name, method.template) for name in method.classes] if prompts.several else []
+    several = (
+        [prompts.texts.of(name, method.template) for name in method.classes] if prompts.several_texts else []
+    )
     described = repr((texts, roles, None if ids is None else ids.tolist(), several))
     return digest.of_parts(_digest(kind, method.clip), described, learned)
 

@@ -257,7 +257,7 @@ class Model:
 
     def corrected(self, correction: Any) -> Model:
         """The model as it is with something removed from its image feature; nothing is trained again."""
-        return self._on(self.method.bound(self.clip.corrected(correction)))
+        return self._on(self.method.bind(self.clip.corrected(correction)))
 
     def frozen(self) -> Model:
         """The backbone before any change, on the same classes: zero-shot, uncalibrated, nothing removed."""

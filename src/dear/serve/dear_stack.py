@@ -62,7 +62,7 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
     rows = [row[: len(classes)] for row, classes in zip(logits.unbind(), weights, strict=True)]
     for place, model in enumerate(models):
         if model.joint:
-            rows[place] = model.on_one_scale(rows[place][None], images[place, None])[0]
+            rows[place] = model.align_scales(rows[place][None], images[place, None])[0]
     return rows
 
 
@@ -91,7 +91,7 @@ def _stack_corrections(models: Sequence[DeAR]) -> AppliedCorrection | None:
 
 def _class_weights(model: DeAR) -> Tensor:
     """Class weights [C, E] while what they come from stays the same; `Method.cached` costs more per image."""
-    sources = [model.text_tokens, *((model.log_direction_weight,) if model.directed else ())]
+    sources = [model.text_tokens, *((model.log_direction_weight,) if model.uses_directions else ())]
     stamp = (model.prompts, *tensor_stamp(sources))
     cached: tuple[Any, Tensor] | None = model.__dict__.get("_stack_weights")
     if cached is None or cached[0] != stamp:

@@ -20,7 +20,7 @@ def role_bars(model: Model, raw: Sequence[Tensor]) -> list[dict[str, Any]]:
     if len(model.classes) < 2:
         raise Refused(400, "with one class there is nothing to explain an answer against")
     with torch.inference_mode(False):
-        bound = model.bound.bound(model.bound.clip)
+        bound = model.bound.bind(model.bound.clip)
         # Texts were encoded in inference mode, from which no gradient can be taken.
         bound.prompts.set_frozen(bound.prompts.frozen.clone())
         config = bound.clip.config

@@ -1,6 +1,6 @@
-"""Properties of images and concepts that a classifier may take for the class: measure, find, and remove them.
+"""Shortcuts: image properties and concepts that a classifier may use instead of the class.
 
 `properties`, `files`, and `marks` measure images without a model, and `find` compares each class with the
-rest. `edits` and `edited_images` change a property on purpose; `causal` counts how that changes answers.
+rest. `edits` and `edited_images` change a property on purpose; `causal` measures how predictions change.
 `removal`, `without`, `choose`, `plan`, and `trials` remove a concept or a property from a training.
 """

@@ -1,4 +1,4 @@
-"""Does a model use a property? Answers for held-out images of other classes that are edited to have it."""
+"""Causal test of a shortcut: predictions for held-out images that are edited to have the property."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from dear.shortcuts.find import Shortcut
 Answers = Callable[[Sequence[Image.Image]], NDArray[np.int64]]
 """Maps images to predicted labels."""
 
-MIN_RELIANCE = 0.03  #: share of answers that an edit must move to the class
-MAX_UNUSED = 0.05  #: upper end of the interval of that share, below which a model does not use a property
-IMAGES = 60  #: held-out images of other classes that are edited at first
-MORE_IMAGES = 240  #: where those are too few to decide
-Z = 1.96  #: of a 95% confidence interval
+MIN_RELIANCE = 0.03  #: smallest fraction of predictions that an edit moves to the class if a model uses it
+MAX_UNUSED = 0.05  #: a model does not use a property if the interval of that fraction ends below this
+IMAGES = 60  #: held-out images of other classes that are edited first
+MORE_IMAGES = 240  #: number of images if the first ones do not decide
+Z = 1.96  #: quantile of a 95% confidence interval
 
 
 @dataclass(frozen=True)
 class EditTest:
-    """Answers for held-out images before and after an edit that transfers the property of a class."""
+    """Predictions for held-out images before and after an edit that transfers the property of a class."""
 
     class_name: str
     images: int  #: held-out images of other classes
-    plain: float  #: share of them that is predicted as the class, before and after the edit
-    edited: float
-    moved_in: int  #: answers that moved to the class and away from it
-    moved_out: int
-    #: accuracy on held-out images of the class, as they are and with the property removed; None: not tested
+    plain: float  #: fraction of them predicted as the class before the edit
+    edited: float  #: fraction of them predicted as the class after the edit
+    moved_in: int  #: predictions that the edit moved to the class
+    moved_out: int  #: predictions that the edit moved away from the class
+    #: accuracy on held-out images of the class, unchanged and with the property removed; None: not tested
     accuracy: float | None = None
     accuracy_without: float | None = None
 
     @property
     def extra(self) -> float:
-        """Share of answers that the edit moves to the class."""
+        """Net fraction of predictions that the edit moves to the class."""
         return self.edited - self.plain
 
     @property
@@ -55,7 +55,7 @@ class EditTest:
 
     @property
     def relies(self) -> bool:
-        """Whether the model uses the property: the edit moves answers, and chance does not explain them."""
+        """Whether the model uses the property: the edit moves predictions, by more than chance."""
         return self.extra >= MIN_RELIANCE and self.interval[0] > 0
 
     @property
@@ -65,7 +65,7 @@ class EditTest:
 
     @property
     def sentence(self) -> str:
-        """The result for people."""
+        """The result in words."""
         low, high = (100 * end for end in self.interval)
         moved = (
             f"{self.plain:.1%} of {self.images} held-out images of other classes are predicted as "
@@ -108,53 +108,57 @@ def edited_set(
 ) -> EditedSet:
     """The images of a `causal_test`: at most `images` held-out ones of other classes.
 
-    Donors come from the training images; labels of both sets count into the same classes.
+    Donors come from the training images; both sets have the same classes.
     """
     if not shortcut.kind:
-        raise UsageError(f"{shortcut.name} is a fact of files that no model sees; there is nothing to edit")
+        raise UsageError(
+            f"a causal test needs a property of the pixels, got {shortcut.name}, a property of files that a "
+            "model cannot see"
+        )
     rng = random.Random(seed)
-    (class_places, others), (with_it, without_it) = (
+    (class_rows, other_rows), (donors, donors_without) = (
         [(member == wanted).nonzero()[:, 0].tolist() for wanted in (True, False)]
         for member in (held_out.labels == shortcut.label, training.labels == shortcut.label)
     )
-    if not others or not with_it:
+    if not other_rows or not donors:
         raise UsageError(
-            f"{held_out.name}: has no held-out images of classes other than {shortcut.class_name}"
+            f"{held_out.name} must have held-out images of classes other than {shortcut.class_name}, got "
+            f"{len(other_rows)}, and training images of it, got {len(donors)}"
         )
-    chosen = rng.sample(others, min(images, len(others)))
+    chosen = rng.sample(other_rows, min(images, len(other_rows)))
     mask = None if shortcut.mark is None else shortcut.mark.mask
-    marked = _marked(shortcut, training, with_it)
+    marked = _images_with_mark(shortcut, training, donors)
 
     def edit(image: Image.Image, donors: Sequence[int]) -> Image.Image:
         return transfer(shortcut.kind, image, training.image(rng.choice(donors)), mask, shortcut.name)
 
-    plain = [held_out.image(place) for place in chosen]
-    removable = can_remove(shortcut.kind) and without_it
-    members = [held_out.image(place) for place in class_places[:images]] if removable else []
+    plain = [held_out.image(row) for row in chosen]
+    removable = can_remove(shortcut.kind) and donors_without
+    members = [held_out.image(row) for row in class_rows[:images]] if removable else []
     return EditedSet(
         shortcut,
         tuple(plain),
         tuple(edit(image, marked) for image in plain),
         tuple(members),
-        tuple(edit(image, without_it) for image in members),
+        tuple(edit(image, donors_without) for image in members),
     )
 
 
-def _marked(shortcut: Shortcut, training: ImageSet, members: Sequence[int]) -> list[int]:
-    """The class's images that have the mark; all of them where the whole class has it."""
+def _images_with_mark(shortcut: Shortcut, training: ImageSet, members: Sequence[int]) -> list[int]:
+    """The images of the class that have the mark: all, or those that look most like it."""
     mark = shortcut.mark
     if mark is None or mark.share == 1:
         return list(members)
-    far = []
-    for place in members:
-        small = np.asarray(training.image(place).resize(mark.mask.shape[::-1]))
-        far.append(float(np.abs(small[mark.mask].astype(float) - mark.look[mark.mask]).mean()))
-    order = np.argsort(far)[: max(1, round(mark.share * len(members)))]
-    return [members[place] for place in order]
+    distances = []
+    for row in members:
+        small = np.asarray(training.image(row).resize(mark.mask.shape[::-1]))
+        distances.append(float(np.abs(small[mark.mask].astype(float) - mark.look[mark.mask]).mean()))
+    order = np.argsort(distances)[: max(1, round(mark.share * len(members)))]
+    return [members[index] for index in order]
 
 
 def causal_test(edited: EditedSet, answers: Answers) -> EditTest:
-    """Compare a model's answers for held-out images before and after the edit."""
+    """Compare a model's predictions for held-out images before and after the edit."""
     label = edited.shortcut.label
     before, after = answers(edited.plain) == label, answers(edited.edited) == label
     accuracy, without = None, None

@@ -1,9 +1,10 @@
-"""Chooses the best way to remove a concept from the training images alone.
+"""Chooses how to remove a concept: by words, heads, examples, or two of them.
 
-Each way names a part of the feature that carries the concept. Exchange that part between images of different
-classes, and a classifier that was trained with the concept removed should still answer right, whichever way
-named the part. So every way is scored by cross-validation on the training images as they are and with the
-part exchanged that each way names; no group label is used.
+Each way removes a part of the feature that carries the concept. If that part is exchanged between images of
+different classes, a classifier trained with the concept removed should still be correct. Every way is
+therefore scored by cross-validated accuracy on the training images, unchanged and with the part that each way
+removes exchanged. No group labels are used. `dear.shortcuts.trials` chooses for properties of images, which
+can be edited.
 """
 
 from __future__ import annotations
@@ -20,47 +21,49 @@ from dear.data.folds import Places, feature_folds
 from dear.errors import UsageError
 from dear.heads.ablate import Collected
 from dear.shortcuts.removal import Repair, combine
-from dear.shortcuts.trials import FOLDS, classifier, simplest, unit_features
+from dear.shortcuts.trials import FOLDS, fit_classifier, simplest, unit_features
 
 ORDER = ("words", "examples", "leace", "heads")
-"""Ways from the simplest to use (it folds into weights) on; scores within `CLOSE` count as equal.
+"""Ways to remove a concept, the simplest to use first (it folds into weights).
 
-For methods that learn inside the image tower, heads come first where they alone do as well: such a method can
-learn to write what was taken from the last feature elsewhere in it, but cannot read what heads no longer add.
+For methods that learn inside the image tower, heads are preferred if they alone score as well: such a method
+can learn to restore a direction that was removed from the final feature, but not the output of removed heads.
 """
 
-CLOSE = 0.03
-ENOUGH = 0.01  #: how near to the best heads alone must be to come first
-COSTLY = 0.05  #: of cross-validated accuracy on the training images
+CLOSE = 0.03  #: scores that differ by less are equal, and the simplest way is chosen
+HEADS_MARGIN = 0.01  #: largest difference from the best score at which heads are preferred
+MAX_ACCURACY_LOSS = 0.05  #: loss of cross-validated training accuracy above which a removal is costly
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The way that was chosen, and the score of every way (share of right answers, 0 to 1)."""
+    """The chosen way to remove a concept, and the scores of all ways."""
 
-    way: str  #: its name
-    repair: Repair  #: the removal
-    scores: Mapping[str, float]  #: of every way, over the images as they are and with parts exchanged
-    #: cross-validated accuracy on the training images with nothing removed; None: not measured
-    before: float | None = None
-    after: float | None = None  #: the same with the removal
+    way: str
+    repair: Repair
+    scores: Mapping[str, float]  #: mean accuracy (0 to 1) of every way over unchanged and exchanged images
+    before: float | None = None  #: cross-validated training accuracy without a removal; None: not measured
+    after: float | None = None  #: cross-validated training accuracy with the removal
 
     @property
     def costly(self) -> bool:
-        """Whether the removal takes away what the classes differ in."""
-        return self.before is not None and self.after is not None and self.before - self.after > COSTLY
+        """Whether the removal costs accuracy, because the classes differ in what it removes."""
+        if self.before is None or self.after is None:
+            return False
+        return self.before - self.after > MAX_ACCURACY_LOSS
 
 
 def exchange(images: Collected, repair: Repair, partner: Tensor) -> Collected:
-    """Images as if the part of the feature that `repair` removes came from image `partner[i]`."""
-    kept = repair.apply(images)
+    """Images whose part of the feature that `repair` removes is replaced by that of image `partner[i]`."""
+    repaired = repair.apply(images)  # [n, E]
     outputs = images.outputs
     if repair.heads:
         outputs = outputs.clone()
         for layer, head in repair.heads:
-            place = images.layers.index(layer)
-            outputs[:, place, head] = images.outputs[partner, place, head]
-    return Collected(kept + (images.features - kept)[partner], outputs, images.maps, images.layers)
+            row = images.layers.index(layer)
+            outputs[:, row, head] = images.outputs[partner, row, head]
+    features = repaired + (images.features - repaired)[partner]
+    return Collected(features, outputs, images.maps, images.layers)
 
 
 def choose(
@@ -71,19 +74,19 @@ def choose(
     heads_first: bool = False,
     units: Places | None = None,
 ) -> Choice:
-    """The best of some ways ("words", "heads", "examples", "leace") to remove one concept, alone or in pairs.
+    """The best of several ways ("words", "heads", "examples", "leace") to remove a concept, or pair of ways.
 
     Args:
         images: the training images.
         labels: [n].
-        ways: the removal by each way.
-        seed: of the exchanges.
-        heads_first: prefer heads where they alone are as good as the best, for a method that learns inside
+        ways: the removal of each way.
+        seed: random seed for the pairs of images whose parts are exchanged.
+        heads_first: prefer heads if they alone score as well as the best, for a method that learns inside
             the image tower.
-        units: [n], the same for copies of an image; None: images with equal features are copies.
+        units: [n], equal for copies of an image; None: images with equal features are copies.
     """
     if not ways:
-        raise UsageError("choosing how to remove a concept needs at least one way, got none")
+        raise UsageError("ways must contain at least one removal to choose from, got none")
     names = sorted(ways, key=ORDER.index)
     if len(names) == 1:
         return Choice(names[0], ways[names[0]], {})
@@ -99,17 +102,17 @@ def choose(
         for name, repair in candidates.items()
     }
     chosen = simplest({name: -score for name, score in scores.items()}, CLOSE)
-    if heads_first and scores.get("heads", 0.0) >= max(scores.values()) - ENOUGH:
+    if heads_first and scores.get("heads", 0.0) >= max(scores.values()) - HEADS_MARGIN:
         chosen = "heads"
-    nothing = Repair((), (), images.features.mean(dim=0), torch.zeros_like(candidates[chosen].removed))
+    no_repair = Repair((), (), images.features.mean(dim=0), torch.zeros_like(candidates[chosen].removed))
     before, after = (
-        _accuracies(one, images, [images], labels, fold)[0] for one in (nothing, candidates[chosen])
+        _accuracies(repair, images, [images], labels, fold)[0] for repair in (no_repair, candidates[chosen])
     )
     return Choice(chosen, candidates[chosen], scores, before, after)
 
 
 def _partners(labels: Tensor, seed: int) -> Tensor:
-    """For every image one of another class."""
+    """For every image the index of a random image of another class, [n]."""
     rng, classes = np.random.default_rng(seed), labels.numpy()
     return torch.tensor([int(rng.choice(np.flatnonzero(classes != label))) for label in classes])
 
@@ -117,14 +120,14 @@ def _partners(labels: Tensor, seed: int) -> Tensor:
 def _accuracies(
     repair: Repair, images: Collected, views: Sequence[Collected], labels: Tensor, fold: Places
 ) -> list[float]:
-    """Cross-validated accuracy of a linear classifier on repaired features, tested on each of some views."""
-    learn, *tests = (unit_features(repair, part) for part in (images, *views))  # [n, E] each
+    """Cross-validated accuracy of a linear classifier on repaired features, tested on each of `views`."""
+    train_rows, *test_rows = (unit_features(repair, view) for view in (images, *views))  # [n, E] each
     truth = labels.numpy()
-    right = np.zeros(len(tests))
+    correct = np.zeros(len(test_rows))
     for number in range(FOLDS):
-        held = fold == number
-        if not held.any() or len(np.unique(truth[~held])) < 2:
+        test = fold == number
+        if not test.any() or len(np.unique(truth[~test])) < 2:
             continue
-        answer = classifier(learn[~held], truth[~held])
-        right += [int((answer(test[held]) == truth[held]).sum()) for test in tests]
-    return [float(count) / max(1, int((fold >= 0).sum())) for count in right]
+        predict = fit_classifier(train_rows[~test], truth[~test])
+        correct += [int((predict(rows[test]) == truth[test]).sum()) for rows in test_rows]
+    return [float(count) / max(1, int((fold >= 0).sum())) for count in correct]

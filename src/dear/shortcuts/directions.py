@@ -1,4 +1,4 @@
-"""Directions of a feature along which an edit moves images."""
+"""Directions in which edits move the image feature, and random ones to compare with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dear.errors import UsageError
 
-DIRECTIONS = 2
+DIRECTIONS = 2  #: default number of directions
 
 
 def edit_directions(original: Tensor, edited: Tensor, count: int = DIRECTIONS) -> Tensor:
@@ -16,15 +16,18 @@ def edit_directions(original: Tensor, edited: Tensor, count: int = DIRECTIONS) -
     >>> edit_directions(torch.zeros(2, 3), torch.tensor([[0.0, 2.0, 0.0], [0.0, 1.0, 0.0]]), 1).abs().tolist()
     [[0.0, 1.0, 0.0]]
     """
-    moved = edited.double() - original.double()
-    if not bool(moved.abs().max() > 1e-9):
-        raise UsageError("the edited images give the same features: there is no direction to remove")
-    axes: Tensor = torch.linalg.svd(moved, full_matrices=False).Vh
+    shift = edited.double() - original.double()  # [n, E]
+    if not bool(shift.abs().max() > 1e-9):
+        raise UsageError(
+            "edited images must have other features than the originals to find a direction, got equal ones; "
+            "remove another property"
+        )
+    axes: Tensor = torch.linalg.svd(shift, full_matrices=False).Vh
     return axes[:count]
 
 
 def random_directions(width: int, count: int = DIRECTIONS, seed: int = 1) -> Tensor:
-    """As many orthonormal directions drawn at random, [count, width], float64: what a repair must beat."""
-    drawn = torch.randn(width, count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    basis: Tensor = torch.linalg.qr(drawn).Q
+    """Random orthonormal directions [count, width], float64, as a baseline for `edit_directions`."""
+    vectors = torch.randn(width, count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    basis: Tensor = torch.linalg.qr(vectors).Q
     return basis.T

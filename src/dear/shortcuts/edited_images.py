@@ -20,17 +20,17 @@ from dear.shortcuts.find import Shortcut
 
 @dataclass(frozen=True, eq=False)
 class EditedImages(Wrapped):
-    """One copy of every image of a set, edited at random or given what the images of a class have."""
+    """One edited copy of every image of a set: edited at random, or with the property of a class."""
 
     same_content: ClassVar[bool] = False
     images: ImageSet  #: the originals
-    kind: str  #: of the edits
-    shortcut: Shortcut | None = None  #: copies get what the images of its class have; None: edits are random
-    donors: ImageSet | None = None  #: where images of that class come from; None: the originals
+    kind: str  #: kind of edit
+    shortcut: Shortcut | None = None  #: its property is transferred to the copies; None: random edits
+    donors: ImageSet | None = None  #: images of the class to transfer from; None: the originals
     seed: int = 1
 
     def image(self, index: int) -> Image.Image:
-        """The edited copy; always the same one."""
+        """The edited copy; the same at every call."""
         rng = random.Random(f"{self.seed} {self.kind} {self.images.key(index)}")
         image = self.images.image(index)
         if self.shortcut is None:
@@ -63,14 +63,14 @@ class EditedImages(Wrapped):
 
 @dataclass(frozen=True, eq=False)
 class JoinedImages(Rows):
-    """Images of several sets with the same classes, in any order; named as the first one."""
+    """Images of several sets with the same classes; name and template are those of the first."""
 
     per_image: ClassVar[tuple[str, ...]] = ("places",)
     name: str
     classes: tuple[str, ...]
     template: str
     labels: Tensor
-    domains: tuple[str, ...] | None  #: where all sets have domains
+    domains: tuple[str, ...] | None  #: None unless all sets have domains
     parts: tuple[ImageSet, ...]
     places: tuple[tuple[int, int], ...]  #: (number of the part, place in it) of each image
     groups: None = None
@@ -95,17 +95,17 @@ class JoinedImages(Rows):
         return self.parts[part].image(place)
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
-        """CLIP's view of some images; each set reads its own."""
+        """CLIP's view of some images, uint8 [b, 3, size, size]."""
         views: dict[int, Tensor] = {}
         for number, part in enumerate(self.parts):
             rows = [row for row, index in enumerate(indices) if self.places[int(index)][0] == number]
             if rows:
-                read = part.pixels([self.places[int(indices[row])][1] for row in rows], size)
-                views |= dict(zip(rows, read, strict=True))
+                pixels = part.pixels([self.places[int(indices[row])][1] for row in rows], size)
+                views |= dict(zip(rows, pixels, strict=True))
         return torch.stack([views[row] for row in range(len(indices))])
 
     def key(self, index: int) -> str:
-        """The image's key in its own set."""
+        """The image's key in the set it comes from."""
         images, place = self.locate(index)
         return images.key(place)
 
@@ -114,6 +114,6 @@ class JoinedImages(Rows):
         return stored_digest(*self.locate(index))
 
     def locate(self, index: int) -> tuple[ImageSet, int]:
-        """The set that an image is from, and its place there."""
+        """The set that an image comes from, and its index there."""
         part, place = self.places[int(index)]
         return self.parts[part], place

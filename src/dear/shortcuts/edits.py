@@ -1,8 +1,8 @@
-"""Edits that change one kind of property on purpose: at random, or to what another image has.
+"""Edits that change one property of an image: at random, or to the value of another image.
 
 `random_edit` returns varied copies for training and for finding directions of the feature. `transfer` copies
-what a donor has: with a donor of the class, others look like the class in this one respect; with a
-donor of another class, the class loses it.
+the property of a donor: from a donor of the class it adds the property, from a donor of another class it
+removes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dear.shortcuts.properties import (
     corner_region,
     laplacian,
     properties_of,
-    property_place,
+    property_column,
 )
 
 EDGE_SHARE = 0.08  #: of a side, for edges that go from image to image
@@ -36,47 +36,47 @@ _RADII = (0.002, 0.004, 0.007, 0.01, 0.015, 0.02, 0.03, 0.045)  # of the short s
 def random_edit(kind: str, image: Image.Image, rng: random.Random) -> Image.Image:
     """A copy of an image (RGB) with a property of this kind changed at random."""
     if kind not in _RANDOM:
-        raise UsageError(f"no edit of images is called {kind!r}; there are {', '.join(sorted(_RANDOM))}")
+        raise UsageError(f"kind must be one of {', '.join(sorted(_RANDOM))}, got {kind!r}")
     return _RANDOM[kind](image, rng)
 
 
 def transfer(
     kind: str, image: Image.Image, donor: Image.Image, mask: Mask | None = None, name: str | None = None
 ) -> Image.Image:
-    """A copy of an image (RGB) with what the donor (RGB) has.
+    """A copy of an image (RGB) with the property of a donor (RGB).
 
-    `mask` [32, 32] says where marks and frames are, `name` which property where several are of one kind
+    `mask` [32, 32] is the place of a mark or frame, `name` the property if there are several of one kind
     ("red", "blue").
     """
     if kind in ("mark", "frame") and mask is not None:
-        return _pasted(image, donor, mask)
+        return _paste(image, donor, mask)
     if kind in ("edge", "frame"):
         ring = np.ones((FINE, FINE), dtype=bool)
         width = round(EDGE_SHARE * FINE)
         ring[width:-width, width:-width] = False
-        return _pasted(image, donor, ring, grow=False)
+        return _paste(image, donor, ring, grow=False)
     if kind == "mark" and name is not None and name.startswith("spot "):
         region = np.zeros((FINE, FINE), dtype=bool)
         region[corner_region(name.removeprefix("spot "), FINE)] = True
-        return _pasted(image, donor, region, grow=False)
+        return _paste(image, donor, region, grow=False)
     if kind == "mark":
-        raise UsageError("a mark can be transferred only where its place is known")
+        raise UsageError("mask must be the place of the mark to transfer it, got None")
     if kind not in _TRANSFER:
-        raise UsageError(f"no edit of images is called {kind!r}; there are {', '.join(sorted(_RANDOM))}")
+        raise UsageError(f"kind must be one of {', '.join(sorted(_RANDOM))}, got {kind!r}")
     return _TRANSFER[kind](image, donor, name or kind)
 
 
 def can_remove(kind: str) -> bool:
-    """Whether a transfer from an image without the property takes it away: lost detail does not come back."""
+    """Whether a transfer from an image without the property removes it: lost detail cannot be restored."""
     return kind not in ("sharpness", "compression", "size", "saturation")
 
 
 def _value(image: Image.Image, name: str) -> float:
-    return float(properties_of(image)[property_place(name)])
+    return float(properties_of(image)[property_column(name)])
 
 
-def _pasted(image: Image.Image, donor: Image.Image, mask: Mask, grow: bool = True) -> Image.Image:
-    """The donor's pixels where the mask is, of the image elsewhere."""
+def _paste(image: Image.Image, donor: Image.Image, mask: Mask, grow: bool = True) -> Image.Image:
+    """The image with the donor's pixels inside the mask."""
     shape = Image.fromarray(mask.astype(np.uint8) * 255)
     if grow:  # the mark's border lies inside neighboring pixels of the small copy
         shape = shape.filter(ImageFilter.MaxFilter(3))
@@ -85,7 +85,7 @@ def _pasted(image: Image.Image, donor: Image.Image, mask: Mask, grow: bool = Tru
 
 
 def _ratio(image: Image.Image, donor: Image.Image, name: str, least: float = 0.1) -> float:
-    """How many times as much of a property the donor has, within limits."""
+    """The donor's value of a property relative to the image's, clipped to [least, 5]."""
     return float(np.clip(_value(donor, name) / max(_value(image, name), 1.0), least, 5.0))
 
 
@@ -111,15 +111,15 @@ def _cast(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
         return _tint(image, donor)
     names = ("red", "blue") if name == "cast" else (name,)
     pixels = np.asarray(image, dtype=np.float64).copy()
-    for each in names:  # the other two colors give way, so that brightness stays
-        channel, step = {"red": 0, "blue": 2}[each], _value(donor, each) - _value(image, each)
+    for color in names:  # the other two channels change the opposite way, so that brightness is the same
+        channel, step = {"red": 0, "blue": 2}[color], _value(donor, color) - _value(image, color)
         pixels[..., channel] += step
         pixels[..., [part for part in range(3) if part != channel]] -= step / 2
     return _image(pixels)
 
 
 def _tint(image: Image.Image, donor: Image.Image) -> Image.Image:
-    """The image with the donor's tint in blacks and whites, at the brightness it has."""
+    """The image with the donor's tint of blacks and whites, at the same brightness."""
     (low, high), (wanted_low, wanted_high) = _levels(image), _levels(donor)
     low_to = low.mean() + wanted_low - wanted_low.mean()
     high_to = high.mean() + wanted_high - wanted_high.mean()
@@ -136,12 +136,12 @@ def _levels(image: Image.Image) -> tuple[Floats, Floats]:
 
 def _vignette(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
     wanted = _value(donor, "vignette")
-    candidates = (image, *(shaded(image, strength) for strength in _SHADES))
+    candidates = (image, *(shade_corners(image, strength) for strength in _SHADES))
     return min(candidates, key=lambda each: abs(_value(each, "vignette") - wanted))
 
 
-def shaded(image: Image.Image, strength: float) -> Image.Image:
-    """The image with corners that are darker by a share `strength`, brighter if it is negative."""
+def shade_corners(image: Image.Image, strength: float) -> Image.Image:
+    """The image with corners darkened by a fraction `strength`, or brightened if it is negative."""
     y, x = (np.linspace(-1, 1, size) ** 2 for size in (image.height, image.width))
     gain = 1 - strength * (y[:, None] + x[None, :]) / 2
     return _image(np.asarray(image, dtype=np.float64) * gain[..., None])
@@ -162,7 +162,7 @@ def _sharpness(image: Image.Image, donor: Image.Image, name: str) -> Image.Image
 
 def _compression(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
     wanted = blockiness(donor)
-    candidates = (image, *(recompressed(image, quality) for quality in _QUALITIES))
+    candidates = (image, *(recompress(image, quality) for quality in _QUALITIES))
     return min(candidates, key=lambda each: abs(blockiness(each) - wanted))
 
 
@@ -181,8 +181,8 @@ def _size(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
     return image.resize((donor.width, max(1, round(image.height * scale))), Image.Resampling.BICUBIC)
 
 
-def recompressed(image: Image.Image, quality: int) -> Image.Image:
-    """The image as JPEG of this quality shows it."""
+def recompress(image: Image.Image, quality: int) -> Image.Image:
+    """The image after JPEG compression with this quality."""
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality)
     with Image.open(buffer) as opened:
@@ -199,16 +199,16 @@ def _color(rng: random.Random) -> tuple[int, int, int]:
     return rng.randrange(256), rng.randrange(256), rng.randrange(256)
 
 
-def _shrunk(image: Image.Image, scale: float) -> Image.Image:
+def _shrink(image: Image.Image, scale: float) -> Image.Image:
     return image.resize((max(1, round(scale * image.width)), max(1, round(scale * image.height))))
 
 
 def _random_frame(image: Image.Image, rng: random.Random) -> Image.Image:
-    """The image, smaller, somewhere on a plain color (a frame or a background), or turned."""
+    """The image scaled down on a plain color (a frame or a background), or rotated."""
     color = _color(rng)
     if rng.random() < 0.3:
         return image.rotate(rng.uniform(-25, 25), Image.Resampling.BILINEAR, fillcolor=color)
-    inner = _shrunk(image, rng.uniform(0.65, 0.96))
+    inner = _shrink(image, rng.uniform(0.65, 0.96))
     free = (image.width - inner.width, image.height - inner.height)
     place = (free[0] // 2, free[1] // 2)
     if rng.random() < 0.5:
@@ -238,7 +238,7 @@ def _random_crop(image: Image.Image, rng: random.Random) -> Image.Image:
 
 
 def _random_size(image: Image.Image, rng: random.Random) -> Image.Image:
-    return _shrunk(image, rng.uniform(0.2, 0.8)).resize(image.size, Image.Resampling.BICUBIC)
+    return _shrink(image, rng.uniform(0.2, 0.8)).resize(image.size, Image.Resampling.BICUBIC)
 
 
 _RANDOM: dict[str, Callable[[Image.Image, random.Random], Image.Image]] = {
@@ -248,14 +248,14 @@ _RANDOM: dict[str, Callable[[Image.Image, random.Random], Image.Image]] = {
     "cast": lambda image, rng: _image(
         np.asarray(image, dtype=np.float64) + [rng.uniform(-50, 50) for _ in range(3)]
     ),
-    "vignette": lambda image, rng: shaded(image, rng.uniform(-0.4, 0.7)),
+    "vignette": lambda image, rng: shade_corners(image, rng.uniform(-0.4, 0.7)),
     "sharpness": lambda image, rng: image.filter(
         ImageFilter.GaussianBlur(rng.uniform(0.005, 0.03) * min(image.size))
     ),
     "edge": _random_frame,
     "frame": _random_frame,
     "mark": _random_mark,
-    "compression": lambda image, rng: recompressed(image, rng.randint(6, 50)),
+    "compression": lambda image, rng: recompress(image, rng.randint(6, 50)),
     "size": _random_size,
     "aspect": _random_crop,
 }
@@ -270,4 +270,4 @@ _TRANSFER: dict[str, Callable[[Image.Image, Image.Image, str], Image.Image]] = {
     "size": _size,
     "aspect": _aspect,
 }
-KINDS = tuple(_RANDOM)  #: every kind of edit; what `--without` takes in addition to concepts
+KINDS = tuple(_RANDOM)  #: all kinds of edits, which `--without` accepts in addition to concepts

@@ -17,17 +17,17 @@ _MAKE, _MODEL = 0x010F, 0x0110  # EXIF tags
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What a file says of itself."""
+    """Metadata of an image file."""
 
     bytes_per_pixel: float  #: bytes over the number of pixels
     format: str  #: "JPEG", "PNG", …
-    camera: str = ""  #: maker and model from EXIF; empty: it does not say
-    tables: str = ""  #: short name of the JPEG quantization tables; empty: no JPEG
-    quality: int | None = None  #: quality (1 to 100) that gives luminance tables of this size; None: no JPEG
+    camera: str = ""  #: maker and model from EXIF; empty: not recorded
+    tables: str = ""  #: short hash of the JPEG quantization tables; empty: not a JPEG
+    quality: int | None = None  #: estimated JPEG quality (1 to 100); None: not a JPEG
 
 
 def file_facts(images: ImageSet, index: int) -> FileFacts | None:
-    """Facts of the file that an image lies in; None for an image that lies in none."""
+    """Metadata of the file of an image; None for an image without a file."""
     path = image_path(images, index)
     if path is None:
         return None
@@ -42,12 +42,12 @@ def file_facts(images: ImageSet, index: int) -> FileFacts | None:
                 of_parts(repr(sorted(tables.items()))).hex()[:8] if tables else "",
                 jpeg_quality(tables[min(tables)]) if tables else None,
             )
-    except Exception:  # a decoder may raise anything; whether the image can be used is asked elsewhere
+    except Exception:  # a decoder may raise anything; unreadable images are reported elsewhere
         return None
 
 
 def image_path(images: ImageSet, index: int) -> Path | None:
-    """Where an image lies, if it lies in a file."""
+    """The file of an image; None if it has none."""
     path = getattr(images, "path", None)
     if callable(path):
         file: Path = path(index)

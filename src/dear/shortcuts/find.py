@@ -16,10 +16,10 @@ from scipy.stats import rankdata
 
 from dear.errors import UsageError
 from dear.shortcuts.marks import Mark, Mask, common_patch, fixed_marks
-from dear.shortcuts.properties import CORNERS, PROPERTIES, Floats, Measured, Property, property_place
+from dear.shortcuts.properties import CORNERS, PROPERTIES, Floats, Measured, Property, property_column
 
 LIMIT = 0.95  #: minimum score of a finding
-ENOUGH = 16  #: images of the class; with fewer, chance reaches high scores and the limit rises
+ENOUGH = 16  #: images per class; with fewer, high scores occur by chance, so the limit is higher
 FEWEST = 8  #: classes with fewer images are not scored
 FEW_CLASSES, FEW_LIMIT = 5, 0.98  #: with fewer classes, the other images are not varied enough
 TIED = 0.01  #: above their limits, from which on scores count as equal: one edit moves several properties
@@ -40,7 +40,7 @@ _ORDER = (
 
 @dataclass(frozen=True, eq=False)
 class Shortcut:
-    """A property that separates one class from all others, whatever the images show."""
+    """A property that separates one class from all others, independent of the content of the images."""
 
     label: int
     class_name: str
@@ -55,7 +55,7 @@ class Shortcut:
 
     @property
     def sentence(self) -> str:
-        """The finding for people."""
+        """The finding in words."""
         verb = "does" if len(self.also) == 1 else "do"
         also = f"; so {verb} {', '.join(self.also)}" if self.also else ""
         are = f"have {self.look[5:]}" if self.look.startswith("with ") else f"are {self.look}"
@@ -104,18 +104,16 @@ def search_properties(
 
     `limit` is the minimum score of a finding; it rises for few images or classes (`limit_for`).
     """
-    numbers_of_labels = np.asarray(labels, dtype=np.int64)
-    if len(numbers_of_labels) != len(measured):
-        raise UsageError(f"expected {len(measured)} labels, one per image, got {len(numbers_of_labels)}")
-    counts = np.bincount(numbers_of_labels, minlength=len(classes))
+    label_array = np.asarray(labels, dtype=np.int64)
+    if len(label_array) != len(measured):
+        raise UsageError(f"labels must have one entry per image ({len(measured)}), got {len(label_array)}")
+    counts = np.bincount(label_array, minlength=len(classes))
     present = int((counts > 0).sum())
     if present < 2:
-        raise UsageError(
-            "properties are compared between classes: at least two classes with images are needed"
-        )
+        raise UsageError(f"comparing properties needs at least two classes with images, got {present}")
     numbers = _numbers(measured)
     ranks = rankdata(numbers, axis=0)
-    marks = fixed_marks(measured.small, numbers_of_labels, len(classes))
+    marks = fixed_marks(measured.small, label_array, len(classes))
     above_limit, below = list[Shortcut](), list[tuple[float, Shortcut, float]]()
     for label, name in enumerate(classes):
         if counts[label] < FEWEST:
@@ -124,7 +122,7 @@ def search_properties(
         def required(one: Shortcut, count: int = int(counts[label])) -> float:
             return limit_for(count, present, min(limit, _LIMITS.get(one.name, limit)))
 
-        member, mark = numbers_of_labels == label, marks[label]
+        member, mark = label_array == label, marks[label]
         scored = _numeric_scores(numbers, ranks, member, label, name)
         scored += _fact_scores(measured, member, label, name)
         scored += [] if mark is None else [_mark(mark, label, name)]
@@ -157,13 +155,13 @@ def limit_for(images: int, classes: int, limit: float = LIMIT) -> float:
 
 
 def auc(values: Floats, members: Mask) -> float:
-    """Probability that a value of the class (`own`, bool [n]) is above one of the others; ties count half."""
+    """Probability that a value of the class (`members`, bool [n]) exceeds another one; ties count half."""
     return _area(rankdata(values), members)
 
 
 def _area(ranks: Floats, members: Mask) -> float:
-    count, rest = int(members.sum()), int((~members).sum())
-    return (float(ranks[members].sum()) - count * (count + 1) / 2) / (count * rest)
+    count, others = int(members.sum()), int((~members).sum())
+    return (float(ranks[members].sum()) - count * (count + 1) / 2) / (count * others)
 
 
 def _numbers(measured: Measured) -> Floats:
@@ -216,6 +214,6 @@ def _fact_scores(measured: Measured, members: Mask, label: int, name: str) -> li
 
 def _rank(one: Shortcut) -> tuple[float, bool, int]:
     # Fewer blocks than usual say little: blur does that, too.
-    weak = one.name == "blocks" and one.look == PROPERTIES[property_place("blocks")].low
+    weak = one.name == "blocks" and one.look == PROPERTIES[property_column("blocks")].low
     above = one.score - _LIMITS.get(one.name, LIMIT)
     return -min(round(above, 2), TIED), weak, _ORDER.index(one.name)

@@ -47,9 +47,9 @@ class Mark:
 
 
 def fixed_marks(small: NDArray[np.uint8], labels: NDArray[np.int64], classes: int) -> list[Mark | None]:
-    """Per class the mark that all of its images have (its score is low where there is none).
+    """For each class, the mark that all of its images have (with a low score if there is none).
 
-    None for classes without images. Sums over all images are taken once; a class is subtracted from them.
+    None for classes without images. Sums over all images are computed once; those of a class are subtracted.
     """
     everything = _Moments.of(small)
     marks: list[Mark | None] = []
@@ -66,7 +66,7 @@ class _Moments:
     count: int
     total: Floats  # [32, 32, 3]
     squares: Floats  # [32, 32, 3]
-    within: float  # sum over images of their own variance
+    within: float  # sum over images of the variance within each
 
     @classmethod
     def of(cls, small: NDArray[np.uint8]) -> _Moments:
@@ -106,7 +106,7 @@ def _fixed_mark(in_class: NDArray[np.uint8], everything: _Moments) -> Mark:
 
 
 def common_patch(small: NDArray[np.uint8], in_class: Mask, seed: int = 1) -> Mark | None:
-    """A mark that a part of the class's images has; None: there is none."""
+    """A mark that only some images of the class have; None: there is none."""
     rng = np.random.default_rng(seed)
     inside, outside = (
         rng.choice(rows, min(len(rows), most), replace=False)
@@ -117,15 +117,15 @@ def common_patch(small: NDArray[np.uint8], in_class: Mask, seed: int = 1) -> Mar
     varied = patches.reshape(*patches.shape[:2], PATCH * PATCH, 3).std(axis=2).max(axis=2) >= STRUCTURE
     alike = (_distances(patches) < SAME) & (_distances(rows.reshape(1, len(rows), -1)) > DIFFERENT)
     alike &= varied[:, :, None] & varied[:, None, :]
-    members = alike.sum(axis=2)  # [W, n], how many others have the patch of image n
-    window, center = np.unravel_index(int(members.argmax()), members.shape)
-    share = (1 + int(members[window, center])) / len(inside)
+    counts = alike.sum(axis=2)  # [W, n], number of other images with the patch of image n
+    window, center = np.unravel_index(int(counts.argmax()), counts.shape)
+    share = (1 + int(counts[window, center])) / len(inside)
     if share < max(SHARE, 4 / len(inside)):
         return None
     top, left = (STRIDE * int(part) for part in divmod(int(window), (MARK - PATCH) // STRIDE + 1))
-    others = small[outside, top : top + PATCH, left : left + PATCH].astype(np.float32)
-    others -= rows[center, top : top + PATCH, left : left + PATCH]
-    if float((np.sqrt((others**2).mean(axis=(1, 2, 3))) < SAME).mean()) > ELSEWHERE:
+    difference = small[outside, top : top + PATCH, left : left + PATCH].astype(np.float32)
+    difference -= rows[center, top : top + PATCH, left : left + PATCH]
+    if float((np.sqrt((difference**2).mean(axis=(1, 2, 3))) < SAME).mean()) > ELSEWHERE:
         return None
     chosen = rows[[center, *np.flatnonzero(alike[window, center])]]
     still = chosen.var(axis=0).mean(axis=-1) < SAME**2
@@ -151,7 +151,7 @@ def _distances(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def place_of(mask: Mask) -> str:
-    """Where a mask [32, 32] lies, in words."""
+    """Position of a mask [32, 32] in words."""
     if not mask.any():
         return "nowhere"
     ring = np.ones_like(mask)
@@ -164,9 +164,11 @@ def place_of(mask: Mask) -> str:
         "bottom right": mask[-third:, -third:],
     }
     total = mask.sum()
-    held = [name for name, part in corners.items() if part.sum() >= 0.1 * total]
+    marked = [name for name, part in corners.items() if part.sum() >= 0.1 * total]
     if sum(part.sum() for part in corners.values()) >= 0.6 * total:
-        return held[0] if len(held) == 1 else f"corners ({', '.join(held)})" if len(held) < 4 else "corners"
+        if len(marked) == 1:
+            return marked[0]
+        return f"corners ({', '.join(marked)})" if len(marked) < 4 else "corners"
     sides = [mask[0].mean(), mask[-1].mean(), mask[:, 0].mean(), mask[:, -1].mean()]
     if mask[ring].sum() >= 0.7 * total and sum(side > 0.3 for side in sides) >= 2:
         return "frame"

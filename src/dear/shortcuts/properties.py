@@ -1,7 +1,7 @@
-"""One number per property and image, and what marks and duplicates are found by: a small copy and a hash.
+"""Properties of images, one number each, and small copies and hashes to find marks and duplicates.
 
-Light, color and the edge are measured on a copy of 128 x 128 pixels, sharpness on one of 256 x 256, the 8 x 8
-blocks of JPEG on the pixels as they are: resizing would blur them away.
+Light, color and the edge are measured on a copy of 128 x 128 pixels, sharpness on one of 256 x 256, and the 8
+x 8 blocks of JPEG on the original pixels, because resizing would blur them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _RADIUS_VECTORS = (np.mgrid[:SIDE, :SIDE] - (SIDE - 1) / 2) / (SIDE / 2)  # [2, 
 
 @dataclass(frozen=True)
 class Property:
-    """A number that every image has."""
+    """A numeric property of images."""
 
     name: str
-    low: str  #: appearance of an image with a low value; empty: low values are nothing special
-    high: str  #: the same for a high value
-    edit: str = ""  #: which edit changes it (`dear.shortcuts.edits`); empty: none, as a model does not see it
-    limit: float = 0.95  #: minimum score of a finding; lower where classes of photos hardly differ by nature
+    low: str  #: appearance of images with a low value; empty: low values are not reported
+    high: str  #: appearance of images with a high value; empty: high values are not reported
+    edit: str = ""  #: kind of edit that changes it (`dear.shortcuts.edits`); empty: a model cannot see it
+    limit: float = 0.95  #: minimum score of a finding; lower if natural classes hardly differ in it
 
 
 PROPERTIES: tuple[Property, ...] = (
@@ -70,7 +70,7 @@ PROPERTIES: tuple[Property, ...] = (
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What was measured of n images."""
+    """Measurements of n images."""
 
     values: Floats  #: [n, P], one column per entry of `PROPERTIES`
     small: NDArray[np.uint8]  #: the images at 32 x 32, uint8 [n, 32, 32, 3]
@@ -82,37 +82,37 @@ class Measured:
 
     @property
     def prints(self) -> Prints:
-        """What copies are found by."""
+        """Small copies and hashes, by which duplicates are found."""
         return Prints(self.small, self.hashes)
 
     def column(self, name: str) -> Floats:
         """The values [n] of one property."""
-        return self.values[:, property_place(name)]
+        return self.values[:, property_column(name)]
 
     def find_column(self, name: str) -> Floats | None:
         """The values [n] of a property; None for a mark or a fact of the files."""
         return self.column(name) if name in {each.name for each in PROPERTIES} else None
 
     def subset(self, places: Sequence[int]) -> Measured:
-        """The same of some images."""
+        """The measurements of the images at the indices `places`."""
         rows = np.asarray(places, dtype=np.int64)
         return Measured(
             self.values[rows], self.small[rows], self.hashes[rows], tuple(self.files[row] for row in rows)
         )
 
 
-def property_place(name: str) -> int:
-    """Column of a property."""
+def property_column(name: str) -> int:
+    """Column of a property in `Measured.values`."""
     names = [each.name for each in PROPERTIES]
     if name not in names:
-        raise UsageError(f"no property of images is called {name!r}; there are {', '.join(names)}")
+        raise UsageError(f"property must be one of {', '.join(names)}, got {name!r}")
     return names.index(name)
 
 
 def measure(images: ImageSet, progress: Progress = silent) -> Measured:
     """Properties, small copies, hashes and file facts of all images of a set."""
     if not len(images):
-        raise UsageError(f"{images.name}: has no images")
+        raise UsageError(f"{images.name} must have at least one image, got none")
 
     def one(index: int) -> tuple[Floats, Prints, FileFacts | None]:
         image = images.image(index)
@@ -226,9 +226,9 @@ def spots(fine: Floats) -> tuple[float, ...]:
 
 def corner_region(name: str, side: int) -> tuple[slice, slice]:
     """The corner of a square image that `spots` examines: an eighth of its height, a quarter of its width."""
-    high, wide = side // 8, side // 4
-    rows = slice(high) if name.startswith("top") else slice(side - high, side)
-    return rows, slice(wide) if name.endswith("left") else slice(side - wide, side)
+    height, width = side // 8, side // 4
+    rows = slice(height) if name.startswith("top") else slice(side - height, side)
+    return rows, slice(width) if name.endswith("left") else slice(side - width, side)
 
 
 def laplacian(light: Floats) -> Floats:

@@ -22,25 +22,25 @@ from dear.errors import UsageError
 from dear.heads.ablate import Collected
 from dear.heads.names import Head
 
-_TINY = 1e-4  # directions shorter than this share of the longest are rounding
+_TINY = 1e-4  # directions shorter than this fraction of the longest are rounding errors
 
 
 @dataclass(frozen=True, eq=False)
 class Repair:
-    """What is removed: `g = f + sum (means - c_h)`, then `f' = g - (g - center) removed`."""
+    """A removal: `g = f + sum (means - c_h)`, then `f' = g - (g - center) removed`."""
 
-    concepts: tuple[str, ...]  #: what is removed, in words
-    #: how: "heads", "words", "examples", "leace", in the order of the concepts they serve
+    concepts: tuple[str, ...]  #: names of the removed concepts
+    #: "heads", "words", "examples" or "leace", in the order in which removals were combined
     ways: tuple[str, ...]
     center: Tensor  #: mean feature of the training images, [E]
-    removed: Tensor  #: [E, E], the projection on what is taken away; zero where only heads are removed
+    removed: Tensor  #: [E, E], the projection on the removed directions; zero if only heads are removed
     heads: tuple[Head, ...] = ()  #: (layer, head) pairs whose contribution is replaced by its mean
     means: Tensor | None = None  #: [len(heads), E], mean contribution of each over the training images
-    rank: int = 0  #: directions that `removed` takes away
+    rank: int = 0  #: number of removed directions
 
     @property
     def title(self) -> str:
-        """A few words for people: "Location by words (11 directions)"."""
+        """Short description, such as "Location by words (11 directions)"."""
         parts = []
         if self.heads:
             parts.append(f"{len(self.heads)} heads")
@@ -57,23 +57,26 @@ class Repair:
         return features - (features - self.center) @ self.removed
 
     def correction(self, after: Correction | None = None) -> Correction:
-        """The same as a change that a tower applies by itself, after one that it applies already."""
+        """The removal as a correction of the backbone, composed with an earlier correction `after`."""
         keep = torch.eye(len(self.center)) - self.removed
         bias, heads, matrix, note = self.center @ self.removed, self.heads, keep, self.title
         if after is not None:
             matrix, bias = after.matrix.cpu() @ keep, bias + after.bias.cpu() @ keep
             heads, note = tuple(dict.fromkeys(after.heads + heads)), f"{after.note}; {note}"
         if self.means is not None:
-            known = () if after is None else after.heads
-            fresh = [mean for key, mean in zip(self.heads, self.means, strict=True) if key not in known]
-            bias = bias + sum(fresh, torch.zeros_like(bias)) @ matrix
+            corrected = () if after is None else after.heads
+            means = [mean for key, mean in zip(self.heads, self.means, strict=True) if key not in corrected]
+            bias = bias + sum(means, torch.zeros_like(bias)) @ matrix
         return Correction(matrix.contiguous(), bias.contiguous(), heads, note)
 
 
 def remove_heads(images: Collected, heads: Sequence[Head], concept: str = "heads") -> Repair:
     """Removal by heads, with means over `images` (the training images)."""
     if not heads:
-        raise UsageError(f"the role map has no head for {concept!r}: remove it by words or by examples")
+        raise UsageError(
+            f"removing {concept!r} by heads needs at least one head, the role map has none; remove it by "
+            "words or by examples"
+        )
     chosen = tuple(sorted(set(heads)))
     means = torch.stack([images.contribution([key]).mean(dim=0) for key in chosen])
     center = images.features.mean(dim=0)
@@ -96,10 +99,10 @@ def span_basis(directions: Tensor) -> Tensor:
     rows = directions.double()
     centered = rows - rows.mean(dim=0)
     if len(rows) < 2 or not bool(centered.abs().max() > 0):
-        raise UsageError("a span needs at least two values that differ")
+        raise UsageError(f"directions must have at least two different rows, got {len(rows)} equal ones")
     _, lengths, axes = torch.linalg.svd(centered, full_matrices=False)
-    kept: Tensor = axes[: min(int((lengths > _TINY * lengths[0]).sum()), len(rows) - 1)]
-    return kept
+    basis: Tensor = axes[: min(int((lengths > _TINY * lengths[0]).sum()), len(rows) - 1)]
+    return basis
 
 
 def remove_examples(
@@ -108,7 +111,7 @@ def remove_examples(
     """Removal by examples: features [m, E] of images whose value is known, `values` [m] from 0."""
     present = values.unique()
     if len(present) < 2:
-        raise UsageError(f"examples of {concept!r} show {len(present)} value(s); give images of two or more")
+        raise UsageError(f"examples of {concept!r} must have at least two values, got {len(present)}")
     if leace:
         removed, rank = leace_map(examples, values)
         center = images.features.mean(dim=0)
@@ -122,8 +125,8 @@ def leace_map(features: Tensor, values: Tensor, shrinkage: float | None = None) 
 
     In rows, with S the covariance of the features [m, E], W = S^(-1/2), C their covariance with the one-hot
     values [m], Q the projection on the columns of W C: `R = (W^+ Q W)^T` [E, E] in float64 (Belrose et al.
-    2023, theorem 4.3), and its rank. `shrinkage` is the share of the mean variance mixed into the covariance,
-    which few examples cannot tell; None: the one that Ledoit and Wolf (2004) estimate.
+    2023, theorem 4.3), and its rank. `shrinkage` is the fraction of the mean variance mixed into the
+    covariance, which few examples do not determine; None: the estimate of Ledoit and Wolf (2004).
     """
     x = features.double()
     x = x - x.mean(dim=0)
@@ -134,16 +137,16 @@ def leace_map(features: Tensor, values: Tensor, shrinkage: float | None = None) 
 
         shrinkage = float(ledoit_wolf_shrinkage(x.numpy(), assume_centered=True))
     covariance = x.T @ x / len(x)
-    middle = covariance.diagonal().mean() * torch.eye(x.shape[1], dtype=x.dtype)
-    spread, axes = torch.linalg.eigh((1 - shrinkage) * covariance + shrinkage * middle)
-    seen = spread > spread[-1] * max(x.shape) * torch.finfo(x.dtype).eps
-    root = spread.clamp(min=0).sqrt()
-    inverse = torch.where(seen, 1 / root.clamp(min=1e-300), 0.0)
-    white = (axes * inverse) @ axes.T  # W
-    colored = (axes * torch.where(seen, root, 0.0)) @ axes.T  # W^+
-    left, lengths, _ = torch.linalg.svd(white @ (x.T @ z / len(x)), full_matrices=False)
-    left = left[:, lengths > _TINY * lengths[0]]
-    return (colored @ left @ left.T @ white).T, left.shape[1]
+    isotropic = covariance.diagonal().mean() * torch.eye(x.shape[1], dtype=x.dtype)
+    eigenvalues, axes = torch.linalg.eigh((1 - shrinkage) * covariance + shrinkage * isotropic)
+    nonzero = eigenvalues > eigenvalues[-1] * max(x.shape) * torch.finfo(x.dtype).eps
+    root = eigenvalues.clamp(min=0).sqrt()
+    inverse = torch.where(nonzero, 1 / root.clamp(min=1e-300), 0.0)
+    whiten = (axes * inverse) @ axes.T  # W
+    unwhiten = (axes * torch.where(nonzero, root, 0.0)) @ axes.T  # W^+
+    columns, lengths, _ = torch.linalg.svd(whiten @ (x.T @ z / len(x)), full_matrices=False)
+    columns = columns[:, lengths > _TINY * lengths[0]]  # Q = columns columns^T
+    return (unwhiten @ columns @ columns.T @ whiten).T, columns.shape[1]
 
 
 def combine(first: Repair, *others: Repair) -> Repair:
@@ -154,35 +157,39 @@ def combine(first: Repair, *others: Repair) -> Repair:
     result = first
     for other in others:
         if not torch.allclose(result.center, other.center, atol=1e-4):
-            raise UsageError("removals can be combined when they were made on the same training images")
+            distance = float((result.center - other.center).abs().max())
+            raise UsageError(
+                "removals must be made on the same training images to be combined, got means that differ by "
+                f"{distance:.2g}"
+            )
         keys = tuple(sorted(set(result.heads) | set(other.heads)))
-        known: dict[Head, Tensor] = {}
-        for one in (result, other):
-            if one.means is not None:
-                known |= dict(zip(one.heads, one.means, strict=True))
-        removed, rank = _joined(result, other)
+        means: dict[Head, Tensor] = {}
+        for repair in (result, other):
+            if repair.means is not None:
+                means |= dict(zip(repair.heads, repair.means, strict=True))
+        removed, rank = _combine_spans(result, other)
         result = replace(
             result,
             concepts=tuple(dict.fromkeys(result.concepts + other.concepts)),
             ways=result.ways + other.ways,
             removed=removed,
             heads=keys,
-            means=torch.stack([known[key] for key in keys]) if keys else None,
+            means=torch.stack([means[key] for key in keys]) if keys else None,
             rank=rank,
         )
     return result
 
 
-def _joined(first: Repair, second: Repair) -> tuple[Tensor, int]:
-    """What two removals take away together."""
+def _combine_spans(first: Repair, second: Repair) -> tuple[Tensor, int]:
+    """`removed` and `rank` of two removals together."""
     if not first.rank or not second.rank:
-        one = first if first.rank else second
-        return one.removed, one.rank
+        repair = first if first.rank else second
+        return repair.removed, repair.rank
     if "leace" in first.ways + second.ways:
-        keep = torch.eye(len(first.center), dtype=torch.float64)
-        both = keep - (keep - first.removed.double()) @ (keep - second.removed.double())
-        return both.to(first.removed), first.rank + second.rank
-    # The projection on the sum of two spans.
+        eye = torch.eye(len(first.center), dtype=torch.float64)
+        removed = eye - (eye - first.removed.double()) @ (eye - second.removed.double())
+        return removed.to(first.removed), first.rank + second.rank
+    # the projection on the sum of two spans
     lengths, axes = torch.linalg.eigh(first.removed.double() + second.removed.double())
     basis = axes[:, lengths > 1e-3].T
     return (basis.T @ basis).to(first.removed), len(basis)

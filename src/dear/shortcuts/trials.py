@@ -1,9 +1,9 @@
-"""Which way removes a property of images best, by the causal test on images that were held out.
+"""Chooses how to remove a property of images: by directions, heads, or edited copies.
 
-The training images are divided into folds. A linear classifier on frozen features learns from all folds but
-one, with one way of removal; on the images of that fold it answers the images as they are and edited:
-how many answers does the edit bring to the class that has the property? Every removal is compared with as
-many random directions or heads.
+The training images are divided into folds. A linear classifier on frozen features is trained on all folds but
+one with one way of removal, and predicts the images of that fold, unchanged and edited: how many predictions
+does the edit move to the class that has the property? Every removal is compared with the same number of
+random directions or heads.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from dear.shortcuts.directions import edit_directions, random_directions
 from dear.shortcuts.removal import Repair, remove_heads
 
 FOLDS = 4
-DRAWS = 3  #: of as many random directions or heads
-COUNTS = (2, 4, 8)  #: directions that are tried
-HALF = 0.5  #: of what all heads add to the edit's mean shift: the heads that are removed carry this much
-CLOSE = 0.01  #: of the answers: ways that are this near count as equal
+DRAWS = 3  #: random removals to compare with
+COUNTS = (2, 4, 8)  #: candidates for the number of directions
+HEADS_SHARE = 0.5  #: removed heads carry at least this fraction of the heads' part in the edits' mean shift
+CLOSE = 0.01  #: costs (fractions of the predictions) that differ by less are equal
 
 #: the simplest first: directions fold into weights, heads need no copies
 WAYS = ("directions", "heads", "copies")
@@ -37,126 +37,128 @@ WAYS = ("directions", "heads", "copies")
 
 @dataclass(frozen=True)
 class Trial:
-    """What a linear classifier answers on held-out training images."""
+    """Results of a linear classifier on held-out training images."""
 
-    #: on the images as they are, but for those of the class with the property: they have it here, and the
-    #: more a way removes it, the fewer of them are answered by it
+    #: accuracy on unchanged images, except those of the class with the property: a classifier may recognize
+    #: these by the property itself, so that any removal seems to do harm
     accuracy: float
-    #: share of answers that edits bring to the class that has the property; without one, that they make wrong
+    #: fraction of predictions that edits move to the class with the property or, without one, make wrong
     moved: float
 
 
 @dataclass(frozen=True, eq=False)
 class EditedFeatures:
-    """Features of n training images as they are and of their edited copies."""
+    """Features of n training images and of their edited copies."""
 
     original: Collected
     copies: tuple[Collected, ...]
     labels: Tensor
-    #: of each copy the class whose property it was given; -1: it was edited at random
+    #: for each copy, the class whose property was transferred to it; -1: it was edited at random
     toward: tuple[int, ...]
-    units: Places | None = None  #: [n]; copies of an image have the same. None: those with equal features
+    units: Places | None = None  #: [n], equal for copies of an image; None: images with equal features
 
     def subset(self, rows: Tensor) -> EditedFeatures:
-        """The same of some images, bool [n]."""
+        """The features of the images with `rows` true, bool [n]."""
         original, *copies = (
-            Collected(each.features[rows], each.outputs[rows], each.maps, each.layers)
-            for each in (self.original, *self.copies)
+            Collected(images.features[rows], images.outputs[rows], images.maps, images.layers)
+            for images in (self.original, *self.copies)
         )
         units = None if self.units is None else self.units[rows.numpy()]
         return EditedFeatures(original, tuple(copies), self.labels[rows], self.toward, units)
 
     def shift(self) -> tuple[Tensor, Tensor]:
-        """Features [copies x n, E] as they are, and edited."""
-        edited = torch.cat([each.features for each in self.copies])
-        return self.original.features.repeat(len(self.copies), 1), edited
+        """Features before and after the edits, [copies x n, E] each."""
+        edited = torch.cat([copy.features for copy in self.copies])
+        return self.original.features.repeat(len(self.copies), 1), edited  # [n, E] -> [copies x n, E]
 
     @property
     def heads(self) -> list[Head]:
-        """Every head that was collected."""
+        """All heads whose outputs were collected."""
         return [
             (layer, head) for layer in self.original.layers for head in range(self.original.outputs.shape[2])
         ]
 
 
-def directions_removed(seen: EditedFeatures, kinds: Sequence[str], count: int) -> Repair:
-    """Removal of the directions along which edits move the feature."""
-    return _span(seen, kinds, edit_directions(*seen.shift(), count))
+def remove_directions(edited: EditedFeatures, kinds: Sequence[str], count: int) -> Repair:
+    """Remove the directions in which edits move the feature."""
+    return _span(edited, kinds, edit_directions(*edited.shift(), count))
 
 
-def random_directions_removed(seen: EditedFeatures, kinds: Sequence[str], count: int, seed: int) -> Repair:
-    """Removal of as many random directions."""
-    return _span(seen, kinds, random_directions(seen.original.features.shape[1], count, seed))
+def remove_random_directions(edited: EditedFeatures, kinds: Sequence[str], count: int, seed: int) -> Repair:
+    """Remove random directions, to compare with."""
+    return _span(edited, kinds, random_directions(edited.original.features.shape[1], count, seed))
 
 
-def _span(seen: EditedFeatures, kinds: Sequence[str], basis: Tensor) -> Repair:
-    features = seen.original.features
+def _span(edited: EditedFeatures, kinds: Sequence[str], basis: Tensor) -> Repair:
+    features = edited.original.features
     removed = (basis.T @ basis).to(features)
     return Repair(tuple(kinds), ("edits",), features.mean(dim=0), removed, rank=len(basis))
 
 
-def edit_heads(seen: EditedFeatures) -> tuple[Head, ...]:
-    """The heads that together carry half of what all heads add to the mean shift of the edits."""
-    before, after = seen.shift()
-    mean = F.normalize((after - before).mean(dim=0), dim=-1)
-    outputs = torch.stack([each.outputs.mean(dim=0) for each in seen.copies]).mean(dim=0)
-    change = outputs - seen.original.outputs.mean(dim=0)  # [L, H, d]
-    share = torch.einsum("lhd,lhde,e->lh", change, seen.original.maps, mean).flatten().clamp(min=0)
-    order = share.argsort(descending=True)
-    reached = share[order].cumsum(0) / share.sum().clamp(min=1e-12)
-    count = min(int((reached < HALF).sum()) + 1, max(1, len(order) // 3))
-    return tuple(sorted(seen.heads[place] for place in order[:count].tolist()))
+def edit_heads(edited: EditedFeatures) -> tuple[Head, ...]:
+    """The heads that together carry `HEADS_SHARE` of the heads' part in the mean shift of the edits."""
+    before, after = edited.shift()
+    direction = F.normalize((after - before).mean(dim=0), dim=-1)  # [E]
+    outputs = torch.stack([copy.outputs.mean(dim=0) for copy in edited.copies]).mean(dim=0)  # [L, H, d]
+    change = outputs - edited.original.outputs.mean(dim=0)  # [L, H, d]
+    by_head = torch.einsum("lhd,lhde,e->lh", change, edited.original.maps, direction)
+    shift = by_head.flatten().clamp(min=0)  # [L, H] -> [L H]
+    order = shift.argsort(descending=True)
+    cumulative = shift[order].cumsum(0) / shift.sum().clamp(min=1e-12)
+    count = min(int((cumulative < HEADS_SHARE).sum()) + 1, max(1, len(order) // 3))
+    return tuple(sorted(edited.heads[index] for index in order[:count].tolist()))
 
 
-def heads_removed(seen: EditedFeatures, kinds: Sequence[str]) -> Repair:
-    """Removal of what the heads add that react to the edits most."""
-    return remove_heads(seen.original, edit_heads(seen), ", ".join(kinds))
+def remove_edit_heads(edited: EditedFeatures, kinds: Sequence[str]) -> Repair:
+    """Remove the contributions of the heads that react most to the edits."""
+    return remove_heads(edited.original, edit_heads(edited), ", ".join(kinds))
 
 
-def random_heads_removed(seen: EditedFeatures, kinds: Sequence[str], count: int, seed: int) -> Repair:
-    """Removal of what as many random heads add."""
-    return remove_heads(seen.original, random.Random(seed).sample(seen.heads, count), ", ".join(kinds))
+def remove_random_heads(edited: EditedFeatures, kinds: Sequence[str], count: int, seed: int) -> Repair:
+    """Remove the contributions of random heads, to compare with."""
+    return remove_heads(edited.original, random.Random(seed).sample(edited.heads, count), ", ".join(kinds))
 
 
 @dataclass(frozen=True)
 class EditChoice:
-    """The way that was chosen, and what each did to held-out images."""
+    """The chosen way to remove a property, and the results of all ways on held-out images."""
 
     way: str
-    directions: int  #: how many, of removal by directions
+    directions: int  #: number of directions of the removal by directions
     trials: Mapping[str, Trial]  #: by way, and "nothing"
-    random: Trial | None  #: the same for as many random directions or heads, mean of the draws
+    random: Trial | None  #: mean over random removals with as many directions or heads; None for copies
 
 
-def choose(seen: EditedFeatures, kinds: Sequence[str]) -> EditChoice:
-    """The way with the fewest answers moved by edits and lost on images as they are, together."""
-    counts = [count for count in COUNTS if count <= min(seen.original.features.shape)]
-    tried = {count: _trial(seen, partial(directions_removed, kinds=kinds, count=count)) for count in counts}
-    nothing = _trial(seen)
+def choose(edited: EditedFeatures, kinds: Sequence[str]) -> EditChoice:
+    """The way that minimizes predictions moved by edits plus accuracy lost on unchanged images."""
+    counts = [count for count in COUNTS if count <= min(edited.original.features.shape)]
+    tried = {count: _trial(edited, partial(remove_directions, kinds=kinds, count=count)) for count in counts}
+    nothing = _trial(edited)
     directions = int(_best({str(count): trial for count, trial in tried.items()}, nothing))
     trials = {
         "nothing": nothing,
         "directions": tried[directions],
-        "heads": _trial(seen, partial(heads_removed, kinds=kinds)),
-        "copies": _trial(seen, copies=True),
+        "heads": _trial(edited, partial(remove_edit_heads, kinds=kinds)),
+        "copies": _trial(edited, copies=True),
     }
     way = _best({name: trials[name] for name in WAYS}, nothing)
     if way == "copies":
         return EditChoice(way, directions, trials, None)
-    count, remove = (
-        (directions, random_directions_removed)
-        if way == "directions"
-        else (len(edit_heads(seen)), random_heads_removed)
-    )
-    drawn = [_trial(seen, partial(remove, kinds=kinds, count=count, seed=seed)) for seed in range(DRAWS)]
-    accuracy, moved = np.mean([(one.accuracy, one.moved) for one in drawn], axis=0).tolist()
+    if way == "directions":
+        remove_random: Any = partial(remove_random_directions, kinds=kinds, count=directions)
+    else:
+        remove_random = partial(remove_random_heads, kinds=kinds, count=len(edit_heads(edited)))
+    draws = [_trial(edited, partial(remove_random, seed=seed)) for seed in range(DRAWS)]
+    accuracy, moved = np.mean([(draw.accuracy, draw.moved) for draw in draws], axis=0).tolist()
     return EditChoice(way, directions, trials, Trial(accuracy, moved))
 
 
 def _best(trials: Mapping[str, Trial], nothing: Trial) -> str:
-    """The first, in order of simplicity, of those that count as best."""
-    harm = {name: one.moved + max(0.0, nothing.accuracy - one.accuracy) for name, one in trials.items()}
-    return simplest(harm, CLOSE)
+    """Name of the simplest trial among those with nearly the lowest cost."""
+    costs = {
+        name: trial.moved + max(0.0, nothing.accuracy - trial.accuracy) for name, trial in trials.items()
+    }
+    return simplest(costs, CLOSE)
 
 
 def simplest(costs: Mapping[str, float], margin: float) -> str:
@@ -168,43 +170,46 @@ def simplest(costs: Mapping[str, float], margin: float) -> str:
     return next(name for name in costs if costs[name] <= min(costs.values()) + margin)
 
 
-def _trial(seen: EditedFeatures, remove: Any = None, copies: bool = False) -> Trial:
-    """Held-out accuracy and answers moved by edits, with a removal, or with copies in the training."""
-    right, moved = [], []
-    for learn, held in _folds(seen):
-        repair = None if remove is None else remove(learn)
-        rows, labels = unit_features(repair, learn.original), learn.labels.numpy()
+def _trial(edited: EditedFeatures, remove: Any = None, copies: bool = False) -> Trial:
+    """Cross-validated results with a removal, or with edited copies in the training."""
+    accuracies, moved = [], []
+    for train, test in _folds(edited):
+        repair = None if remove is None else remove(train)
+        rows, labels = unit_features(repair, train.original), train.labels.numpy()
         if copies:
-            rows = np.concatenate([rows, *(unit_features(repair, each) for each in learn.copies)])
-            labels = np.tile(labels, 1 + len(learn.copies))
-        answer = classifier(rows, labels)
-        truth = held.labels.numpy()
-        plain = answer(unit_features(repair, held.original))
-        usual = ~np.isin(truth, [label for label in held.toward if label >= 0])
-        right.append(float((plain == truth)[usual].mean()) if usual.any() else 1.0)
-        moved.append(_moved(held, plain, [answer(unit_features(repair, each)) for each in held.copies]))
-    return Trial(float(np.mean(right)), float(np.mean(moved))) if right else Trial(0.0, 0.0)
+            rows = np.concatenate([rows, *(unit_features(repair, copy) for copy in train.copies)])
+            labels = np.tile(labels, 1 + len(train.copies))
+        predict = fit_classifier(rows, labels)
+        truth = test.labels.numpy()
+        unchanged = predict(unit_features(repair, test.original))
+        without_property = ~np.isin(truth, [label for label in test.toward if label >= 0])
+        correct = (unchanged == truth)[without_property]
+        accuracies.append(float(correct.mean()) if len(correct) else 1.0)
+        predictions = [predict(unit_features(repair, copy)) for copy in test.copies]
+        moved.append(_moved_fraction(test, unchanged, predictions))
+    return Trial(float(np.mean(accuracies)), float(np.mean(moved))) if accuracies else Trial(0.0, 0.0)
 
 
-def _moved(held: EditedFeatures, plain: Labels, edited: Sequence[Labels]) -> float:
-    truth, shares = held.labels.numpy(), []
-    aimed = any(label >= 0 for label in held.toward)
-    for label, answers in zip(held.toward, edited, strict=True):
+def _moved_fraction(test: EditedFeatures, unchanged: Labels, predictions: Sequence[Labels]) -> float:
+    """`Trial.moved`, from predictions [n] for unchanged images and for each edited copy."""
+    truth, fractions = test.labels.numpy(), []
+    has_transfers = any(label >= 0 for label in test.toward)
+    for label, edited in zip(test.toward, predictions, strict=True):
         if label >= 0:
             others = truth != label
-            shares.append(float((answers[others] == label).mean() - (plain[others] == label).mean()))
-        elif not aimed:
-            shares.append(float((plain == truth).mean() - (answers == truth).mean()))
-    return max(0.0, float(np.mean(shares)))
+            fractions.append(float((edited[others] == label).mean() - (unchanged[others] == label).mean()))
+        elif not has_transfers:
+            fractions.append(float((unchanged == truth).mean() - (edited == truth).mean()))
+    return max(0.0, float(np.mean(fractions)))
 
 
-def _folds(seen: EditedFeatures) -> Iterator[tuple[EditedFeatures, EditedFeatures]]:
-    """What is learned from and what is held out, each class divided evenly."""
-    fold = feature_folds(seen.original.features, seen.labels, FOLDS, seen.units)
+def _folds(edited: EditedFeatures) -> Iterator[tuple[EditedFeatures, EditedFeatures]]:
+    """Training and test part of each fold; the images of a class are divided evenly over the folds."""
+    fold = feature_folds(edited.original.features, edited.labels, FOLDS, edited.units)
     for number in range(FOLDS):
-        held = fold == number
-        if bool(held.any()) and len(seen.labels[~held].unique()) > 1:
-            yield seen.subset(~held), seen.subset(held)
+        test = fold == number
+        if bool(test.any()) and len(edited.labels[~test].unique()) > 1:
+            yield edited.subset(~test), edited.subset(test)
 
 
 Labels = np.ndarray[Any, np.dtype[np.int64]]
@@ -212,14 +217,14 @@ Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def unit_features(repair: Repair | None, images: Collected) -> Rows:
-    """Unit features with a removal."""
+    """Unit features [n, E] after the removal `repair`, if any."""
     features = images.features if repair is None else repair.apply(images)
     rows: Rows = F.normalize(features, dim=-1).numpy()
     return rows
 
 
-def classifier(rows: Rows, labels: Labels) -> Any:
-    """A logistic regression on rows, as a function from rows to labels."""
+def fit_classifier(rows: Rows, labels: Labels) -> Any:
+    """The `predict` function of a logistic regression on rows [n, E]."""
     from sklearn.linear_model import LogisticRegression
 
     return LogisticRegression(C=100, max_iter=200).fit(rows, labels).predict

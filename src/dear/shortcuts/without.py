@@ -1,4 +1,4 @@
-"""Removing concepts from a backbone before anything learns or answers: `without="location"`."""
+"""Removing concepts from a backbone before training and prediction: `without="location"`."""
 
 from __future__ import annotations
 
@@ -33,27 +33,31 @@ class Without:
 
     #: names of the twelve concepts, or `name: value, value`; with examples, any name
     concepts: tuple[str, ...]
-    #: "auto" (chosen on the training images), "words", "heads", "examples", "leace", or several with a plus
-    #: sign between ("heads+words")
+    #: "auto" (chosen on the training images), "words", "heads", "examples", "leace", or several joined by
+    #: plus signs ("heads+words")
     way: str = "auto"
     #: per concept a folder with one folder of images per value, or an image set whose classes are the values
     examples: Mapping[str, PathLike | ImageSet] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.concepts:
-            raise UsageError("name at least one concept to remove")
+            raise UsageError("concepts must contain at least one concept to remove, got none")
         parts = self.way.split("+")
-        wrong = [part for part in parts if part not in WAYS or (part == "auto" and len(parts) > 1)]
-        if wrong:
+        invalid = [part for part in parts if part not in WAYS or (part == "auto" and len(parts) > 1)]
+        if invalid:
             raise UsageError(
-                f"no way to remove a concept is called {self.way!r}; choose from {', '.join(WAYS)}, or "
-                f"several of {', '.join(ORDER)} with a plus sign between"
+                f"way must be one of {', '.join(WAYS)}, or several of {', '.join(ORDER)} joined by plus "
+                f"signs, got {self.way!r}"
             )
-        strange = [name for name in self.examples if name not in self.concepts]
-        if strange:
-            raise UsageError(f"examples of {strange[0]!r} are given, but that concept is not to be removed")
+        unused = [name for name in self.examples if name not in self.concepts]
+        if unused:
+            raise UsageError(
+                f"examples must be of a concept to remove ({', '.join(self.concepts)}), got {unused[0]!r}"
+            )
         if {"examples", "leace"} & set(parts) and not self.examples:
-            raise UsageError(f"removal by {self.way} needs examples: one folder of images per value")
+            raise UsageError(
+                f"way {self.way!r} needs examples, got none; pass one folder of images per value"
+            )
 
     @classmethod
     def of(
@@ -62,15 +66,15 @@ class Without:
         way: str = "auto",
         examples: PathLike | ImageSet | Mapping[str, PathLike | ImageSet] | Sequence[str] | None = None,
     ) -> Without:
-        """From what people write.
+        """Parse names, as on the command line.
 
         Args:
             concepts: one name, several, or "location,color"; "background: lab bench, outdoors" has values.
             way: how to remove them.
-            examples: images of the only concept; by concept for several; or texts such as "light=folder".
+            examples: images of the concept; with several concepts a mapping, or strings "light=folder".
 
         Raises:
-            UsageError: a concept is unknown and has no examples, or examples fit no concept.
+            UsageError: a concept is unknown and has no examples, or examples belong to no concept.
 
         >>> Without.of("location,color").concepts
         ('location', 'color')
@@ -83,17 +87,19 @@ class Without:
             return concepts
         names: list[str] = []
         for text in [concepts] if isinstance(concepts, str) else concepts:
-            names += [text.strip()] if ":" in text else split_names(text)  # values keep their commas
+            names += (
+                [text.strip()] if ":" in text else split_names(text)
+            )  # commas after a colon separate values
         names = list(dict.fromkeys(names))
-        shown = _examples_by_concept(names, examples)
+        by_concept = _examples_by_concept(names, examples)
         for name in names:
-            if name not in shown and name not in KINDS:
+            if name not in by_concept and name not in KINDS:
                 _check_name(name)
-        return cls(tuple(names), way, shown)
+        return cls(tuple(names), way, by_concept)
 
 
 def _check_name(name: str) -> None:
-    """Check that a concept is known, or defined by its values; a misspelled property is named, too."""
+    """Check that a concept is known or defined by its values; the error also suggests image properties."""
     try:
         find_concept(name)
     except UsageError:
@@ -111,18 +117,21 @@ def _examples_by_concept(
         return dict(examples or {})
     if isinstance(examples, str | os.PathLike | ImageSet):
         if len(names) != 1:
-            raise UsageError(f"examples: say which of the concepts {', '.join(names)} they show")
+            raise UsageError(
+                f"examples must be a mapping by concept for several concepts ({', '.join(names)}), "
+                f"got {examples}"
+            )
         return {names[0]: examples}
-    shown: dict[str, PathLike | ImageSet] = {}
+    by_concept: dict[str, PathLike | ImageSet] = {}
     for text in examples:
         name, sign, folder = text.partition("=")
         if sign and name in names:
-            shown[name] = folder
+            by_concept[name] = folder
         elif len(names) == 1:
-            shown[names[0]] = text
+            by_concept[names[0]] = text
         else:
-            raise UsageError(f"examples: expected CONCEPT=FOLDER with a removed concept, got {text!r}")
-    return shown
+            raise UsageError(f"examples must be CONCEPT=FOLDER with a removed concept, got {text!r}")
+    return by_concept
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,21 +140,21 @@ class Removal:
 
     clip: Clip  #: the corrected backbone
     repair: Repair  #: what was removed
-    choices: Mapping[str, Choice]  #: per concept the way taken, and the scores of the ways that were tried
+    choices: Mapping[str, Choice]  #: per concept, the chosen way and the scores of all
     images: Collected  #: contributions of the training images in the plain backbone
-    ways: Mapping[str, Mapping[str, Repair]]  #: per concept every way there was
+    ways: Mapping[str, Mapping[str, Repair]]  #: per concept, all possible removals by way
 
     @property
     def title(self) -> str:
-        """A few words for people: "Location by words (11 directions)"."""
+        """Short description, such as "Location by words (11 directions)"."""
         return self.repair.title
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What to know before the removal is kept, one sentence each."""
+        """Warnings about removals that cost accuracy."""
         return tuple(
             f"Removing {name} by {choice.way} lowers cross-validated accuracy on the training images from "
-            f"{choice.before:.0%} to {choice.after:.0%}: it takes away what the classes differ in."
+            f"{choice.before:.0%} to {choice.after:.0%}: the classes differ in what it removes."
             for name, choice in self.choices.items()
             if choice.costly
         )
@@ -173,37 +182,41 @@ def remove(
     heads_first: bool = False,
     units: Places | None = None,
 ) -> Removal:
-    """Remove concepts from a backbone, with everything measured on the training images.
+    """Remove concepts from a backbone, with means and choices from the training images.
 
-    A correction that the backbone has is replaced. Without `roles`, heads are those of its role map, if
-    it has one. `heads_first` takes heads where they alone are as good as the best, for a method that learns
-    inside the image tower. `units` [n]: copies of an image have the same; None: images with equal features
-    are copies.
+    Args:
+        clip: the backbone; its correction, if it has one, is replaced.
+        images: the training images.
+        without: the concepts, and how to remove them.
+        roles: a role map; None: the packaged one of the backbone, if there is one.
+        heads_first: prefer heads if they alone score as well as the best, for a method that learns inside the
+            image tower.
+        units: [n], equal for copies of an image; None: images with equal features are copies.
     """
-    known = role_map(roles, clip)
-    plans = {name: _concept(name, without) for name in without.concepts}  # all checked before any work
+    checked_roles = role_map(roles, clip)
+    concepts = {name: _concept(name, without) for name in without.concepts}  # checked before any work
     examples = {name: _examples(source) for name, source in without.examples.items()}
-    layers = known.layers if known is not None else clip.config.vision.last_third
-    seen = collect(clip, images, layers)
-    offers: dict[str, dict[str, Repair]] = {}
+    layers = checked_roles.layers if checked_roles is not None else clip.config.vision.last_third
+    collected = collect(clip, images, layers)
+    ways: dict[str, dict[str, Repair]] = {}
     choices: dict[str, Choice] = {}
-    for name, concept in plans.items():
-        offers[name] = ways_to_remove(clip, concept, seen, known, examples.get(name))
+    for name, concept in concepts.items():
+        ways[name] = ways_to_remove(clip, concept, collected, checked_roles, examples.get(name))
         if without.way != "auto":
-            choices[name] = _named_way(concept.name, offers[name], without.way)
-        elif offers[name]:
-            choices[name] = choose(seen, images.labels, offers[name], heads_first=heads_first, units=units)
+            choices[name] = _named_way(concept.name, ways[name], without.way)
+        elif ways[name]:
+            choices[name] = choose(collected, images.labels, ways[name], heads_first=heads_first, units=units)
         else:
             raise UsageError(
-                f"{concept.name}: this backbone reads none of its words and the role map has no head for it; "
-                "give examples"
+                f"{concept.name} cannot be removed: the tokenizer reads none of its words, and the role map "
+                "has no head for it; pass examples"
             )
     repair = combine(*(choice.repair for choice in choices.values()))
-    return Removal(clip.corrected(repair.correction()), repair, choices, seen, offers)
+    return Removal(clip.corrected(repair.correction()), repair, choices, collected, ways)
 
 
 def role_map(roles: PathLike | RoleMap | None, clip: Clip) -> RoleMap | None:
-    """The role map given, checked; else the backbone's own, where it has one."""
+    """The role map, checked against the backbone; None: the packaged one, if there is one."""
     if roles is None:
         return known_roles(clip)
     checked = roles if isinstance(roles, RoleMap) else read_roles(roles)
@@ -212,7 +225,7 @@ def role_map(roles: PathLike | RoleMap | None, clip: Clip) -> RoleMap | None:
 
 
 def _concept(name: str, without: Without) -> Concept:
-    """The concept of a name; one that only examples show needs no words."""
+    """The concept with this name; one that examples define needs no words."""
     try:
         return find_concept(name)
     except UsageError:
@@ -222,39 +235,47 @@ def _concept(name: str, without: Without) -> Concept:
 
 
 def _examples(source: PathLike | ImageSet) -> ImageSet:
-    """Images by value."""
+    """Example images, whose classes are the values of a concept."""
     if isinstance(source, ImageSet):
         return source
     if not os.path.isdir(source):
-        raise UsageError(f"{os.fspath(source)}: no such folder of examples; it needs one folder per value")
+        raise UsageError(
+            f"examples must be a folder with one folder of images per value, got {os.fspath(source)}, "
+            "which does not exist"
+        )
     return open_folder(source, "all")
 
 
 def ways_to_remove(
-    clip: Clip, concept: Concept, seen: Collected, roles: RoleMap | None, examples: ImageSet | None = None
+    clip: Clip,
+    concept: Concept,
+    collected: Collected,
+    roles: RoleMap | None,
+    examples: ImageSet | None = None,
 ) -> dict[str, Repair]:
-    """Every way there is to remove a concept, by name."""
+    """All possible removals of a concept, by way."""
     ways: dict[str, Repair] = {}
     if len(readable_words(clip, concept.words)) > 1:
-        ways["words"] = remove_span(seen, value_features(clip, concept)[1], concept.name)
+        ways["words"] = remove_span(collected, value_features(clip, concept)[1], concept.name)
     if examples is not None:
         features = collect(clip, examples, clip.config.vision.last_third[-1:]).features
-        ways["examples"] = remove_examples(seen, features, examples.labels, concept.name)
-        ways["leace"] = remove_examples(seen, features, examples.labels, concept.name, leace=True)
+        ways["examples"] = remove_examples(collected, features, examples.labels, concept.name)
+        ways["leace"] = remove_examples(collected, features, examples.labels, concept.name, leace=True)
     heads = () if roles is None or concept.role is None else roles.select(concept=concept.role)
     if heads:
-        ways["heads"] = remove_heads(seen, heads, concept.name)
+        ways["heads"] = remove_heads(collected, heads, concept.name)
     return ways
 
 
-def _named_way(name: str, offers: Mapping[str, Repair], way: str) -> Choice:
-    missing = [part for part in way.split("+") if part not in offers]
+def _named_way(name: str, ways: Mapping[str, Repair], way: str) -> Choice:
+    """The removal by `way`, which the user named; no scores."""
+    missing = [part for part in way.split("+") if part not in ways]
     if missing:
         reasons = {
             "heads": "the role map has no head for it",
-            "words": "the backbone reads fewer than two of its words",
+            "words": "the tokenizer reads fewer than two of its words",
         }
-        why = reasons.get(missing[0], "no examples of it are given")
-        there = f"; there is {', '.join(offers)}" if offers else ""
-        raise UsageError(f"{name} cannot be removed by {missing[0]}: {why}{there}")
-    return Choice(way, combine(*(offers[part] for part in way.split("+"))), {})
+        reason = reasons.get(missing[0], "it has no examples")
+        remedy = f"; use {' or '.join(ways)}" if ways else ""
+        raise UsageError(f"{name} cannot be removed by {missing[0]}: {reason}{remedy}")
+    return Choice(way, combine(*(ways[part] for part in way.split("+"))), {})

@@ -110,7 +110,7 @@ def untrained_copy(
     ids = method.prompts.token_ids
     if ids is not None and rows is not None:
         ids = ids[rows]
-    return method.untrained(classes=classes, ids=ids, seed=seed, config=method.settled_config())
+    return method.untrained_copy(classes=classes, ids=ids, seed=seed, config=method.settled_config())
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ class Explainer:
 
         def answer(clip: Clip) -> Tensor:
             if clip not in bound:  # bound once: texts are kept
-                bound[clip] = self.method.bound(clip)
+                bound[clip] = self.method.bind(clip)
             logits = bound[clip](pixels)[self.mode]
             return logits if scales is None else apply_scales(logits, scales.to(logits))
 

@@ -109,7 +109,7 @@ class Job:
 
     def on(self, clip: Clip) -> Job:
         """The same training on another backbone, such as one with another correction."""
-        other = self.method.untrained(clip, seed=self.spec.seed)
+        other = self.method.untrained_copy(clip, seed=self.spec.seed)
         return replace(self, method=other, spec=Spec.of(other, self.recipe, self.images, self.spec))
 
 

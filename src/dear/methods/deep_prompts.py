@@ -1,4 +1,4 @@
-"""Deep visual prompts: tokens after the patches, replaced at every layer up to a depth."""
+"""Deep visual prompts: learned tokens after the patches, replaced by new ones at each layer up to a depth."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dear.clip.model import Clip
 from dear.errors import UsageError
 
 
-def depth_of(depth: int | None, layers: int, share: float = 0.75, option: str = "depth") -> int:
-    """Number of layers with learned tokens: `depth`, or a share of the layers.
+def resolve_depth(depth: int | None, layers: int, share: float = 0.75, option: str = "depth") -> int:
+    """Number of layers with learned tokens: `depth` if it is valid, or by default a share of the layers.
 
-    >>> depth_of(None, 12), depth_of(None, 6), depth_of(3, 12)
+    >>> resolve_depth(None, 12), resolve_depth(None, 6), resolve_depth(3, 12)
     (9, 4, 3)
     """
     depth = max(1, round(share * layers)) if depth is None else depth
@@ -21,10 +21,11 @@ def depth_of(depth: int | None, layers: int, share: float = 0.75, option: str = 
     return depth
 
 
-def prompted_images(clip: Clip, embedded: Tensor, tokens: Tensor) -> Tensor:
+def encode_with_prompts(clip: Clip, embedded: Tensor, tokens: Tensor) -> Tensor:
     """Image features [B, E] of embedded patches [B, N, D] with tokens [layers, T, D] at layers 1, 2, ...
 
-    The first layer's tokens pass the norm before the blocks, as the patches do; the last ones flow on.
+    The tokens of layer 1 are normalized like the patches; after the last prompted layer, tokens are not
+    replaced.
     """
     layers = {1: LayerEdit(tokens=clip.visual.norm_input(tokens[0]))}
     layers |= {layer: LayerEdit(tokens=part) for layer, part in enumerate(tokens[1:], start=2)}
