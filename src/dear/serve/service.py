@@ -25,7 +25,6 @@ from dear.runs.answer import Answer
 from dear.runs.ranking import Ranking
 from dear.serve.archive import install_run, recover
 from dear.serve.batcher import Batcher
-from dear.serve.class_lists import ClassList, ClassLists
 from dear.serve.decoding import Decoder, Decoding
 from dear.serve.engine import Answerer, Engine, ImageJob
 from dear.serve.errors import Refused
@@ -36,6 +35,7 @@ from dear.serve.middleware import LOG
 from dear.serve.requests import RequestReader
 from dear.serve.role_bars import role_bars
 from dear.serve.settings import ServeSettings
+from dear.serve.shared_cache import SharedCache, Sized
 from dear.serve.stages import collect_stages, stage
 from dear.serve.store import Adapter, AdapterStore, Card
 from dear.serve.texts import prepare_texts
@@ -49,8 +49,9 @@ _EXPLAINING = 3  # images that one explained image costs as much as
 _EXPLAINED_AT_ONCE = 4  # images, between two batches
 _TEXTS_AT_ONCE = 16  # of an embedding request that are encoded between two batches
 _LEAST_TEXTS = 4  # on a slow machine: fewer at once cost more
+_MOST_LISTED = (256, 16_000, 256 * 2**20)  # class lists, their classes, and their bytes that are cached
 
-
+ClassList = tuple[str, str, tuple[str, ...]]  #: name and version of an adapter, classes
 Image = Tensor | Refused  #: decoded, uint8 [3, S, S], or why it was not
 
 
@@ -81,7 +82,7 @@ class Service:
         recover(folder)
         self.store.refresh()
         size = clip.config.view
-        decoding = Decoding(size, limits, settings.reduced_jpeg)
+        decoding = Decoding(size, limits)
         self.decoder = Decoder(settings.decoding(device), decoding)
         self.reader = RequestReader(decoding)
         engine = Engine(clip, settings.precision, recorder)
@@ -103,7 +104,7 @@ class Service:
         self._loaders = ThreadPoolExecutor(4, thread_name_prefix="dear-serve-load")
         self._builders = ThreadPoolExecutor(1, thread_name_prefix="dear-serve-classes")
         self._managers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-manage")
-        self.class_lists = ClassLists()
+        self.class_lists: SharedCache[ClassList, Answerer] = SharedCache(*_MOST_LISTED)
         self._pace = Pace(least=_LEAST_TEXTS)
         self._stopping = threading.Event()
         self._memory = ExitStack()
@@ -175,19 +176,19 @@ class Service:
             return adapter.answerer
         key = (adapter.card.name, adapter.card.version, classes)
         answerer = self.class_lists.find(key)
-        if answerer is None:
-            with stage("classes"):
-                prepare = partial(self._prepare_list, adapter, classes, caller)
-                answerer = await self.class_lists.prepare(key, caller, prepare)
-        return answerer
+        if answerer is not None:
+            return answerer
+        with stage("classes"):
+            prepare = partial(self._prepare_list, adapter, classes, caller)
+            return await self.class_lists.get(key, caller, prepare)
 
-    async def _prepare_list(self, adapter: Adapter, classes: tuple[str, ...], caller: str) -> ClassList:
+    async def _prepare_list(self, adapter: Adapter, classes: tuple[str, ...], caller: str) -> Sized[Answerer]:
         with collect_stages():  # several requests may wait for it
             loop = asyncio.get_running_loop()
             answerer = await loop.run_in_executor(self._builders, adapter.on_classes, classes)
             rows = await prepare_texts(answerer, self._in_turn(caller), self._pace, adapter.rows)
         names = sum(map(sys.getsizeof, classes))
-        return ClassList(answerer, names + (0 if rows is None else rows.bytes))
+        return Sized(answerer, (1, len(classes), names + (0 if rows is None else rows.bytes)))
 
     async def features(self, images: Sequence[Image], caller: str = "") -> list[Tensor | Refused]:
         """Unit features [E] of each image under the frozen backbone, or why there is none."""
