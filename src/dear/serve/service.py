@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -145,28 +145,19 @@ class Service:
                 if adapter is None:
                     loop = asyncio.get_running_loop()
                     adapter = await loop.run_in_executor(self._loaders, self.store.get, name)
-                await self._prepared(adapter)
+                if not adapter.prepared:  # the cost is not charged to the first caller
+                    if adapter.preparing is None or adapter.preparing.done():
+                        adapter.preparing = asyncio.create_task(self._prepare(adapter))
+                    await asyncio.shield(adapter.preparing)
         return adapter
-
-    async def _prepared(self, adapter: Adapter) -> None:
-        """Encode the texts of the adapter's classes once; the cost is not charged to the first caller."""
-        if adapter.prepared:
-            return
-        if adapter.preparing is None or adapter.preparing.done():
-            adapter.preparing = asyncio.create_task(self._prepare(adapter))
-        await asyncio.shield(adapter.preparing)
 
     async def _prepare(self, adapter: Adapter) -> None:
         with collect_stages():  # not part of the request that came first
-            adapter.rows = await prepare_texts(adapter.answerer, self._for_adapters, self._pace)
+            # Whatever its cost, a slice counts as one image: answers wait for it.
+            adapter.rows = await prepare_texts(
+                adapter.answerer, lambda function, _: self.batcher.call(function, _ADAPTERS), self._pace
+            )
         adapter.prepared = True
-
-    async def _for_adapters(self, function: Callable[[], Any], cost: float) -> Any:
-        """Call a function between batches; whatever its cost it counts as one image: answers wait for it."""
-        return await self.batcher.call(function, _ADAPTERS)
-
-    def _in_turn(self, caller: str) -> Callable[[Callable[[], Any], float], Awaitable[Any]]:
-        return lambda function, cost: self.batcher.call(function, caller, cost)
 
     async def on_classes(
         self, adapter: Adapter, classes: tuple[str, ...] | None, caller: str = ""
@@ -186,7 +177,9 @@ class Service:
         with collect_stages():  # several requests may wait for it
             loop = asyncio.get_running_loop()
             answerer = await loop.run_in_executor(self._builders, adapter.on_classes, classes)
-            rows = await prepare_texts(answerer, self._in_turn(caller), self._pace, adapter.rows)
+            rows = await prepare_texts(
+                answerer, lambda slice, cost: self.batcher.call(slice, caller, cost), self._pace, adapter.rows
+            )
         names = sum(map(sys.getsizeof, classes))
         return Sized(answerer, (1, len(classes), names + (0 if rows is None else rows.bytes)))
 
@@ -303,10 +296,9 @@ class Service:
         side = self.clip.config.vision.image_size
         blank = torch.full((3, side, side), 127, dtype=torch.uint8)
         try:
-            answer = asyncio.run(
-                asyncio.wait_for(self._trial_logits(adapter, blank), self.settings.limits.seconds)
-            )
-            _require_finite(answer, adapter.card.name)
+            trial = asyncio.wait_for(self._trial_logits(adapter, blank), self.settings.limits.seconds)
+            if not bool(asyncio.run(trial).isfinite().all()):
+                raise _not_finite(adapter.card.name)
         except Exception as error:  # the values of an adapter may fail in any way
             LOG.warning(json.dumps({"upload": adapter.card.name, "failed": repr(error)}))
             raise Refused(400, "the run cannot be served: it does not answer an image") from error
@@ -366,11 +358,6 @@ def _ranking(answerer: Answerer, *options: Any) -> Ranking:
         raise Refused(400, str(error)) from None
 
 
-def _require_finite(scores: Tensor, name: str) -> None:
-    """Refuse scores that are not finite: an adapter's values may be finite and too large."""
-    if not bool(torch.isfinite(scores).all()):
-        raise _not_finite(name)
-
-
 def _not_finite(name: str) -> Refused:
+    """The refusal of scores that are not finite: an adapter's values may be finite and too large."""
     return Refused(409, f"adapter {name!r} returns scores that are not finite; train it again")
