@@ -197,7 +197,8 @@ def waits(address: str, photo: bytes, pid: int, attack: Callable[[], Counter[str
     for process, _ in probes:
         process.join()
     return {
-        "priority": os.getpriority(os.PRIO_PROCESS, 0), "load": round(os.getloadavg()[0], 1), "live_s": round(live, 2), "victim_s": round(victim, 2),
+        "priority": os.getpriority(os.PRIO_PROCESS, 0), "load": round(os.getloadavg()[0], 1),
+        "live_s": round(live, 2), "victim_s": round(victim, 2),
         "failed": live_failed + victim_failed, "attack_s": round(seconds, 1), "loop_cpu_s": round(used, 2),
         "statuses": json.dumps(dict(statuses)),
     }  # fmt: skip
