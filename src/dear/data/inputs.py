@@ -10,7 +10,9 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from dear.data.images import ImageSet
 from dear.errors import InputError
+from dear.images.names import find_images
 from dear.images.views import open_image
 
 ImageLike = str | os.PathLike[str] | Image.Image
@@ -41,6 +43,20 @@ def as_images(X: Any) -> tuple[ImageLike, ...]:
     except TypeError:
         raise InputError(f"images must come in a list, got {type(X).__name__}") from None
     return tuple(_one(item, place) for place, item in enumerate(items))
+
+
+def find_inputs(images: Any) -> Any:
+    """Images to predict: the files of a path, a folder, a pattern, or a list of these; a set as it is.
+
+    Returns:
+        An image set, or a sequence of files and Pillow images.
+    """
+    if isinstance(images, ImageSet):
+        return images
+    items = (images,) if isinstance(images, str | os.PathLike) else as_images(images)
+    if all(isinstance(item, str | os.PathLike) for item in items):
+        return find_images([os.fspath(item) for item in items])  # type: ignore[arg-type]
+    return items
 
 
 def _one(item: Any, place: int) -> ImageLike:

@@ -28,9 +28,10 @@ from dear.runs.evaluate import Evaluation, Rejection, share_interval
 from dear.runs.evaluate_sets import SetEvaluation
 from dear.runs.folder import add_metrics
 from dear.runs.model import Model, Run
+from dear.runs.predictions import Predictions
 from dear.shortcuts.without import Without, remove
 from dear.tasks.load import load_model
-from dear.tasks.predict import Predictions, predict
+from dear.tasks.predict import predict
 from dear.tasks.retrieve import gallery_of
 from dear.utils.files import PathLike
 from dear.utils.notices import warn

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dear.data.batches import name_of, unlabeled
-from dear.data.images import TEMPLATE, ImageSet, ListedImages, readable
+from dear.data.batches import name_of
+from dear.data.images import TEMPLATE, ImageSet, ListedImages, readable, unlabeled_images
 from dear.data.inputs import as_images
 from dear.data.open import SPLITS, open_data
 from dear.data.stored import CellImages, ParquetCells
@@ -90,7 +90,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _listed(items: Sequence[Any], columns: Columns | None = None) -> Source:
-    images = unlabeled(items)
+    images = unlabeled_images(items)
     names = [name_of(item) for item in items]
     files = [os.fspath(item) for item in items if isinstance(item, str | os.PathLike)]
     return Source(images, names, columns or {}, files)
