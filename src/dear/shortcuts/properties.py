@@ -39,6 +39,11 @@ class Property:
     edit: str = ""  #: which edit changes it (`dear.shortcuts.edits`); empty: none, as a model does not see it
     limit: float = 0.95  #: minimum score of a finding; lower where classes of photos hardly differ by nature
 
+    @property
+    def title(self) -> str:
+        """Its name for people; the measures of a color cast share one, and `low` and `high` say more."""
+        return "color cast" if self.edit == "cast" else self.name
+
 
 PROPERTIES: tuple[Property, ...] = (
     Property("brightness", "dark", "bright", "brightness"),
