@@ -29,7 +29,7 @@ from dear.data.images import (
     targets_of,
     unlabeled_images,
 )
-from dear.data.inputs import as_images, as_indicators, check_labels, named, unlabeled_places
+from dear.data.inputs import as_images, as_indicators, check_labels, is_frame, named, unlabeled_places
 from dear.data.open import open_data
 from dear.data.unlabeled import open_unlabeled
 from dear.errors import DataError, InputError, RunError, UsageError
@@ -256,6 +256,8 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         return self
 
     def _training_set(self, X: Any, y: Any, class_names: Any) -> tuple[ImageSet, Labels]:
+        if y is None and is_frame(X):
+            X = open_data(X, "train", template=self.template)
         if isinstance(X, ImageSet | str | os.PathLike):
             if y is not None or class_names is not None:
                 raise InputError("y and class_names must be None with a folder, table or image set")

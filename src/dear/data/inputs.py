@@ -18,21 +18,30 @@ from dear.images.views import open_image
 ImageLike = str | os.PathLike[str] | Image.Image
 
 
+def is_frame(data: object) -> bool:
+    """Whether data is a pandas or polars frame."""
+    return hasattr(data, "columns") and hasattr(data, "dtypes")
+
+
 def as_images(X: Any) -> tuple[ImageLike, ...]:
     """A tuple of files and Pillow images.
 
-    X holds files, bytes of image files, Pillow images, arrays, or tensors in any sequence, also a column of a
-    table; or is one Pillow image, one image's bytes, one array, or a batch [n, H, W, 3] or [n, 3, H, W].
+    X holds files, bytes of image files, Pillow images, arrays, or tensors in any sequence; or is a pandas or
+    polars frame with a column `path` or `image`, one Pillow image, one image's bytes, one array, or a batch
+    [n, H, W, 3] or [n, 3, H, W].
 
     Raises:
         InputError: names the first item that is not an image.
     """
     if isinstance(X, str | os.PathLike):
         raise InputError(f"images must come in a list: [{os.fspath(X)!r}] instead of {os.fspath(X)!r}")
-    if hasattr(X, "columns") and hasattr(X, "dtypes"):  # a table of pandas or polars
-        raise InputError(
-            f"images must be one column of a table, such as X[{str(next(iter(X.columns)))!r}], got the table"
-        )
+    if is_frame(X):
+        column = next((name for name in ("path", "image") if name in X.columns), None)
+        if column is None:
+            raise InputError(
+                f"a frame of images needs a column path or image, got {', '.join(map(str, X.columns))}"
+            )
+        X = X[column]
     if isinstance(X, Image.Image | bytes | bytearray):
         return (_one(X, 0),)
     numeric = isinstance(X, Tensor) or (isinstance(X, np.ndarray) and X.dtype.kind in "biuf")

@@ -15,6 +15,7 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.data.batches import Pixels, count_images, over_pixels
 from dear.data.images import ImageLike, ImageSet, is_utf8
+from dear.data.inputs import is_frame
 from dear.data.unlabeled import open_unlabeled
 from dear.errors import RoleError
 from dear.heads.concepts import Concepts, check_prototypes, cluster_concepts, fixed_concepts, tagged_concepts
@@ -198,7 +199,9 @@ def _open(images: Pixels | PathLike | Sequence[ImageLike] | None) -> Pixels | No
     """Files as an image set; everything else as it is."""
     if isinstance(images, str | os.PathLike):
         return open_unlabeled(images)
-    if isinstance(images, list | tuple) and not any(isinstance(item, Tensor) for item in images):
+    if is_frame(images) or (
+        isinstance(images, list | tuple) and not any(isinstance(item, Tensor) for item in images)
+    ):
         return open_unlabeled(images)
     return cast("Pixels | None", images)
 
