@@ -202,7 +202,7 @@ def _open(images: Pixels | PathLike | Sequence[ImageLike] | None) -> Pixels | No
     if is_frame(images) or (
         isinstance(images, list | tuple) and not any(isinstance(item, Tensor) for item in images)
     ):
-        return open_unlabeled(images)
+        return open_unlabeled(cast("Sequence[ImageLike]", images))
     return cast("Pixels | None", images)
 
 

@@ -8,12 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from dear.clip.model import Clip
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, unlabeled_images
 from dear.data.inputs import as_images, is_frame
 from dear.data.open import open_data
 from dear.data.texts import read_texts
 from dear.data.tree import read_tree
-from dear.data.unlabeled import unlabeled_images
 from dear.errors import DiskError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
