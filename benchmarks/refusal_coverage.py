@@ -12,15 +12,18 @@ inside the interval stated for as many images, above it and below it. `--part 2/
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from measure.script import add_options, names, numbers, parser_of, read, where
+from torch import Tensor
 
 import dear
 from dear.calibration.reference import Reference
+from dear.data.duplicates import Duplicates, find_duplicates
 from dear.data.images import ImageSet
 from dear.methods import build_method
 from dear.methods.base import Method
@@ -46,6 +49,7 @@ def main() -> None:
         parser,
         backbone="mini",
         draws=200,
+        first=(0, "number of the first draw"),
         step=(20, "draws of a cell before the next cell"),
         part=("1/1", "which part of the cells to compute, of how many equal parts"),
         keep=(Path, "CSV file of draws"),
@@ -60,12 +64,12 @@ def main() -> None:
 
 def run(args: Any) -> None:
     """Draw, train, calibrate, and refuse; one row per draw."""
-    clip = dear.load(args.backbone)
+    clip = remember_texts(dear.load(args.backbone))
     encoded = {task: encode(task, clip) for task in args.tasks}
     part, parts = map(int, args.part.split("/"))
-    cells = list(product(range(0, args.draws, args.step), args.methods, args.shots, args.tasks))
+    cells = list(product(range(args.first, args.draws, args.step), args.methods, args.shots, args.tasks))
     for first, name, shots, task in cells[part - 1 :: parts]:
-        images, views = encoded[task]
+        images, views, copies = encoded[task]
         spec = Spec(data=task, method=name, shots=shots)
         options, template = explicit_options(spec), images.template
         method = build_method(name, clip, images.classes, template=template, **options)
@@ -74,16 +78,32 @@ def run(args: Any) -> None:
         facts = {"task": task, "method": name, "shots": shots}
         began = time.perf_counter()
         add_rows(
-            args.keep, [facts | {"seed": k} | draw(method, images, views, recipe, shots, k) for k in seeds]
+            args.keep,
+            [facts | {"seed": k} | draw(method, images, views, copies, recipe, shots, k) for k in seeds],
         )
         print(*facts.values(), first, f"{time.perf_counter() - began:.1f} s", flush=True)
 
 
-def encode(task: str, clip: dear.Clip) -> tuple[ImageSet, FrozenViews]:
-    """All images of a task, and their features, which methods on frozen features share."""
+def remember_texts(clip: dear.Clip) -> dear.Clip:
+    """The same backbone; it encodes each list of prompts once, because every fold of every draw has it."""
+    encode_text, known = clip.encode_text, dict[bytes, Tensor]()
+
+    def remembered(texts: Sequence[str] | Tensor) -> Tensor:
+        ids = texts if isinstance(texts, Tensor) else clip.tokenize(texts)
+        key = ids.cpu().numpy().tobytes()
+        if key not in known:
+            known[key] = encode_text(ids)
+        return known[key]
+
+    clip.encode_text = remembered  # type: ignore[method-assign]
+    return clip
+
+
+def encode(task: str, clip: dear.Clip) -> tuple[ImageSet, FrozenViews, Duplicates]:
+    """All images of a task, their features, which methods on frozen features share, and their copies."""
     images = JoinedImages.of(*(dear.open_data(task, split) for split in ("train", "test")))
     frozen = build_method("zeroshot", clip, images.classes, template=images.template)
-    return images, FrozenViews(frozen, images, Recipe(augment=False))
+    return images, FrozenViews(frozen, images, Recipe(augment=False)), find_duplicates(images)
 
 
 def write_rows(args: Any) -> None:
@@ -103,7 +123,13 @@ def write_rows(args: Any) -> None:
 
 
 def draw(
-    start: Method, images: ImageSet, views: FrozenViews, recipe: Recipe, shots: int, seed: int
+    start: Method,
+    images: ImageSet,
+    views: FrozenViews,
+    copies: Duplicates,
+    recipe: Recipe,
+    shots: int,
+    seed: int,
 ) -> dict[str, float]:
     """The share of refused images of one draw, and the interval stated for it."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
@@ -113,9 +139,9 @@ def draw(
     some, known = images.subset(chosen.tolist()), views.subset(chosen)
     method = start.untrained_copy(seed=seed)
     train(method, some, recipe, spec=Spec(), views=known)
-    held = held_out(method, Trials(some, recipe, known), FOLDS)
+    held = held_out(method, Trials(some, recipe, known, duplicates=copies.subset(chosen.tolist())), FOLDS)
     assert held is not None
-    features = views.features(None, chosen.tolist())
+    features = views.features(None, chosen.tolist()).x
     calibration = fit_calibration(held, [], method.open_classes, FOLDS)
     calibration = with_nearness(calibration, held, [], features, some.labels, method.classes)
     model = Model(method, calibration, reference=Reference.of(features, some.labels))
@@ -124,7 +150,7 @@ def draw(
     rest = views.subset(others)
     logits = model.logits(images.subset(others.tolist()), frozen=rest.inference())[mode]
     scaled = scale.calibrated(logits, mode)
-    scores = scale.score(scaled, scale.nearness(rest.features(None, range(len(others)))), mode)
+    scores = scale.score(scaled, scale.nearness(rest.features(None, range(len(others))).x), mode)
     low, high = limit.among(len(others))
     return {"refused": float((scores < limit.value).double().mean()), "low": low, "high": high}
 

@@ -3,7 +3,6 @@
     python benchmarks/serve.py direct --device cuda --decoders 14        # decoder, queue, engine; no HTTP
     python benchmarks/serve.py direct --device cpu --backbone mini --largest 32 --batches 32 --requests 3000
     python benchmarks/serve.py http --backbone mini --requests 300       # `dear serve` beside plain FastAPI
-    python benchmarks/serve.py draft                                     # JPEG decoding at a reduced scale
     python benchmarks/serve.py threads --backbone mini                   # a CPU's threads and batch sizes
     python benchmarks/serve.py memory [--corrected]                      # a thousand run folders, loaded
 
@@ -23,7 +22,6 @@ from typing import Any
 
 import torch
 from measure.cpu import thread_rows
-from measure.draft import draft_effect
 from measure.folder_memory import memory_rows
 from measure.http_load import compare
 from measure.peft_mix import peft_batch_seconds
@@ -78,16 +76,6 @@ def direct(options: argparse.Namespace) -> Rows:
                "images_per_s": round(batch / found, 1), "ms": round(1000 * found, 3)}  # fmt: skip
 
 
-def draft(options: argparse.Namespace) -> Rows:
-    """Rows of the effect of reduced decoding on features."""
-    from dear.data.open import open_data
-
-    clip = dear.load("mini")
-    images = open_data("world:mixed", "test")
-    chosen = [images.image(number) for number in range(0, len(images), max(1, len(images) // 64))][:64]
-    yield from draft_effect(clip, chosen, options.sides)
-
-
 def threads(options: argparse.Namespace) -> Rows:
     """Rows of an answer's time on a CPU."""
     clip, roles = _backbone(options, torch.device("cpu"))
@@ -113,7 +101,7 @@ def _backbone(options: argparse.Namespace, device: torch.device) -> tuple[dear.C
     return clip, read_roles(options.roles) if options.roles else known_roles(clip)
 
 
-KINDS = {"direct": direct, "http": http, "draft": draft, "threads": threads, "memory": folders}
+KINDS = {"direct": direct, "http": http, "threads": threads, "memory": folders}
 
 
 def main() -> None:
@@ -141,7 +129,6 @@ def main() -> None:
     parser.add_argument("--wait-ms", type=float, default=4.0)
     parser.add_argument("--decoders", type=int, default=os.cpu_count() or 4)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--sides", type=int, nargs="*", default=[256, 512, 1024, 2048])
     parser.add_argument("--csv", type=Path, help="add the rows to this file (one kind of rows)")
     options = parser.parse_args()
     where = machine(torch.device(options.device))

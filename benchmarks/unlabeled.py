@@ -36,9 +36,8 @@ from torch import Tensor
 
 from dear.clip.factory import load
 from dear.clip.model import Clip
-from dear.data.images import FileImages, ImageSet, ListedImages
+from dear.data.images import FileImages, ImageSet, ListedImages, unlabeled_images
 from dear.data.open import open_data
-from dear.data.unlabeled import unlabeled_images
 from dear.runs.feature_cache import FeatureCache
 from dear.runs.spec import Spec
 from dear.tasks.labeling.choose import text_features

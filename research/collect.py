@@ -29,8 +29,8 @@ from dear.methods import find_method
 from dear.runs.recipe import Recipe
 
 FIRST = (
-    "date", "hardware", "torch", "dear", "backbone", "protocol", "method", "changed", "roles", "mode",
-    "dataset",
+    "date", "commit", "hardware", "torch", "dear", "backbone", "protocol", "method", "recipe", "changed", "roles",
+    "mode", "dataset",
 )  # fmt: skip
 THEN = ("template", "held_out", "shots", "seed")
 METRICS = (
@@ -83,8 +83,13 @@ def rows_of(
             yield {**common, "mode": mode, "dataset": dataset, **found}
 
 
-def collect(grids: Sequence[str], backbone: str | None, roles: str = "") -> list[dict[str, Any]]:
-    """Rows of all cells in the folders, sorted, to four digits; `roles` names the grid's own map."""
+def collect(
+    grids: Sequence[str], backbone: str | None, roles: str = "", commit: str = "", recipe: str = ""
+) -> list[dict[str, Any]]:
+    """Rows of all cells in the folders, sorted, to four digits.
+
+    `roles` names the grid's own map, `commit` the code, `recipe` the version of DeAR's `strong`.
+    """
     rows = []
     for folder in grids:
         grid = Grid(folder)
@@ -93,10 +98,11 @@ def collect(grids: Sequence[str], backbone: str | None, roles: str = "") -> list
             for row in rows_of(cell, result, backbone, stamp):
                 if cell.spec.roles_digest and not row["roles"]:
                     row["roles"] = roles
+                row |= {"commit": commit, "recipe": recipe if row["method"] == "dear@strong" else ""}
                 rows.append({k: f"{v:.4g}" if k in METRICS and v is not None else v for k, v in row.items()})
     shown = shown_names(row["dataset"] for row in rows)  # paths of one machine mean nothing on another
     rows = [{**row, "dataset": shown[row["dataset"]]} for row in rows]
-    return sorted(rows, key=lambda row: tuple(str(row.get(k, "")) for k in FIRST[4:] + THEN))
+    return sorted(rows, key=lambda row: tuple(str(row.get(k, "")) for k in FIRST[5:] + THEN))
 
 
 def write(rows: Sequence[Mapping[str, Any]], path: str) -> None:
@@ -142,13 +148,15 @@ def main() -> None:
     parser.add_argument("--csv", help="file to write")
     parser.add_argument("--backbone", help="name of the backbone in the CSV, instead of the cell's")
     parser.add_argument("--roles", default="", help="how the role map was made, for the CSV")
+    parser.add_argument("--commit", default="", help="commit of the code that was run, for the CSV")
+    parser.add_argument("--recipe", default="", help="version of DeAR's strong, for the CSV")
     parser.add_argument("--append", action="store_true", help="keep the rows that are in the CSV already")
     parser.add_argument("--show", metavar="CSV", help="print a collected CSV as Markdown")
     args = parser.parse_args()
     if args.show:
         print(show(args.show))
     elif args.grids and args.csv:
-        found = collect(args.grids, args.backbone, args.roles)
+        found = collect(args.grids, args.backbone, args.roles, args.commit, args.recipe)
         if not found:
             parser.error(f"{', '.join(args.grids)}: no whole cell there; name folders written by dear bench")
         kept = read(args.csv) if args.append else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from tiny import Colors, mixed_roles, tiny_clip
 
+import dear
 from dear.classifier import Classifier
 from dear.errors import DataError, DearError, InputError, RunError, UsageError
 from dear.methods import build_method
@@ -221,3 +223,33 @@ def test_loading_says_what_is_wrong(photos: Path, tmp_path: Path) -> None:
     classifier(epochs=1).fit(photos / "train").save(tmp_path / "run")
     with pytest.raises(RunError, match="'tiny'"):
         Classifier.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("value", "remedy"),
+    [("mini", "backbone='mini'"), ("linear-probe", "method='linear-probe'"), (Path("b"), "backbone=")],
+)
+def test_a_positional_argument_names_its_keyword(value: object, remedy: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(remedy)):
+        dear.Classifier(value)  # type: ignore[misc]
+    assert "method" in dear.Classifier().get_params()  # scikit-learn reads the signature of __init__
+
+
+def test_functions_take_a_fitted_classifier_or_name_what_they_take(photos: Path) -> None:
+    clf = classifier(method="linear-probe", calibrate=True).fit(photos / "train")
+    files, _ = listed(photos, "test")
+    assert dear.predict(clf, files).labels == clf.predict(files).tolist()
+    assert clf.run_.predict(files[0]).labels == clf.predict(files[:1]).tolist()
+    assert (clf.predict(files, reject=True) == clf.predict(files, reject=0.05)).all()
+    with pytest.raises(UsageError, match="Classifier"):
+        dear.predict(dear.Classifier(), files)
+    with pytest.raises(AttributeError, match="probabilities"):
+        clf.run_.predict_proba(files)
+
+
+def test_image_sets_can_be_indexed_and_sliced(photos: Path) -> None:
+    images = dear.open_data(photos / "train")
+    assert images[-1][1] == int(images.labels[-1])
+    assert images[1:3].paths == images.paths[1:3]
+    with pytest.raises(IndexError, match=str(len(images))):
+        images[len(images)]

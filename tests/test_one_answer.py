@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -411,6 +412,46 @@ def test_every_surface_gives_the_same_probabilities(run, backbones) -> None:
     check_all(run, backbones)
 
 
+ORDER = (3, 0, 2, 1, 0, 3)  # other order, and two images twice
+NAMES = ("ü (1)", "+a", "-b", "0", "🙂", "c'd e")
+
+
+def asked_otherwise(photos: Photos, folder: Path) -> Photos:
+    """The same images in another order, some twice, under other names."""
+    files = []
+    for name, place in zip(NAMES, ORDER, strict=True):
+        source = Path(photos.files[place])
+        files.append(str(folder / f"{name}{source.suffix}"))
+        shutil.copy(source, files[-1])
+    return replace(photos, files=files)
+
+
+def by_model(run: Path, photos: Photos, backbone: str) -> np.ndarray:
+    return Model.load(run, photos.clip).probabilities(photos.files).numpy()
+
+
+@pytest.mark.parametrize("run", [(name, "crop", "nothing") for name in METHODS], indirect=True, ids="-".join)
+def test_order_copies_and_names_of_images_threads_and_a_moved_run_change_no_surface(
+    run, backbones, tmp_path
+) -> None:
+    folder, photos = run
+    wanted = literal(folder, photos)[list(ORDER)]
+    moved = tmp_path / "moved" / "run"
+    shutil.copytree(folder, moved)
+    questions, before = asked_otherwise(photos, tmp_path), torch.get_num_threads()
+    different = {}
+    try:
+        torch.set_num_threads(3 - min(before, 2))  # one or two: not as many as before
+        for surface in (by_model, by_predict, by_classifier, by_studio, by_service):
+            try:
+                compare(surface(moved, questions, backbones["crop"]), wanted)
+            except AssertionError as error:
+                different[surface.__name__] = str(error)
+    finally:
+        torch.set_num_threads(before)
+    assert not different
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("run", SLOW, indirect=True, ids="-".join)
 def test_every_surface_gives_the_same_probabilities_for_every_method(run, backbones) -> None:
@@ -439,4 +480,7 @@ def test_an_exported_model_gives_the_same_probabilities(run, tmp_path) -> None:
     export_onnx(Model.load(folder, photos.clip), tmp_path / "model.onnx")
     found = OnnxModel(tmp_path / "model.onnx")
     assert found.classes == photos.classes
-    compare(found.probabilities(photos.files), literal(folder, photos), 1e-4)
+    wanted = literal(folder, photos)
+    compare(found.probabilities(photos.files), wanted, 1e-4)
+    again = found.probabilities(asked_otherwise(photos, tmp_path).files)
+    compare(again, wanted[list(ORDER)], 1e-4)

@@ -82,6 +82,13 @@ _ALTERNATIVES = {
     "from_pretrained": "dear.load(source)",
     "classify": "dear.predict(run, images), or dear.zeroshot(images, classes) without a run",
     "fit": "dear.adapt(data, method=...)",
+    "finetune": "dear.adapt(data, method=...)",
+    "load_model": "dear.load(run)",
+    "load_dataset": "dear.open_data(path)",
+    "encode_image": "dear.load(backbone).encode_image(images), or dear.embed(images)",
+    "encode_text": "dear.load(backbone).encode_text(texts)",
+    "export": "dear.export_run(run, ...)",
+    "report": "dear.report_run(run)",
 }
 
 __all__ = [

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 import torch
@@ -27,17 +27,18 @@ from dear.data.images import (
     main_labels,
     require_one_label,
     targets_of,
+    unlabeled_images,
 )
-from dear.data.inputs import as_images, as_indicators, check_labels, named, unlabeled_places
+from dear.data.inputs import as_images, as_indicators, check_labels, is_frame, named, unlabeled_places
 from dear.data.open import open_data
-from dear.data.unlabeled import unlabeled_images
+from dear.data.unlabeled import open_unlabeled
 from dear.errors import DataError, InputError, RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.images.names import find_images, is_image_name
+from dear.methods import METHODS
 from dear.methods.base import Method
 from dear.methods.tensors import unit
-from dear.runs.answer import NONE_OF_THESE
-from dear.runs.class_lists import resolve_classes, split_class_list
+from dear.runs.answer import NONE_OF_THESE, share_of_rejected
 from dear.runs.folder import read_config
 from dear.runs.model import Model
 from dear.runs.recipe import parse_recipe, recipe_texts
@@ -45,11 +46,35 @@ from dear.runs.spec import Spec, plain
 from dear.tasks.adapt import adapt
 from dear.tasks.explain.explanation import Explanations
 from dear.tasks.explain.task import explainer_of
+from dear.tasks.load import is_run
 from dear.tasks.share.transfer import local_run
 from dear.train.setup.prepare import recipe_for
 from dear.utils.files import PathLike
 
 Labels = NDArray[Any]
+Parameters = ParamSpec("Parameters")
+
+
+def _name_keywords(init: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """Let positional arguments raise a TypeError that names the keyword to use."""
+
+    @wraps(init)
+    def checked(*args: Parameters.args, **parameters: Parameters.kwargs) -> None:
+        values = args[1:]  # without self
+        if values:
+            value = values[0]
+            is_method = isinstance(value, str) and value in METHODS
+            call = f"Classifier({'method' if is_method else 'backbone'}={_short(value)})"
+            if not is_method and isinstance(value, str | os.PathLike) and is_run(value):
+                call = f"Classifier.load({_short(value)})"
+            raise TypeError(f"Classifier takes keyword arguments only, got {_short(value)}; use {call}")
+        init(*args, **parameters)
+
+    return checked
+
+
+def _short(value: Any) -> str:
+    return "clip" if isinstance(value, Clip) else repr(value)
 
 
 class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -102,6 +127,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         array(['golden retriever'], dtype='<U16')
     """
 
+    @_name_keywords
     def __init__(
         self,
         *,
@@ -177,13 +203,13 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
             DearError: one sentence on what is wrong with the images, labels or options.
         """
         if unlabeled is not None and not isinstance(unlabeled, ImageSet | str | os.PathLike):
-            unlabeled = unlabeled_images(as_images(unlabeled))
+            unlabeled = open_unlabeled(unlabeled)
         if y is not None and not isinstance(X, ImageSet | str | os.PathLike):
             items = as_images(X)
             missing = [] if as_indicators(y) is not None else unlabeled_places(y)
             if missing and unlabeled is not None:
                 raise InputError(
-                    f"y has {len(missing)} images without a label and unlabeled is given too; use one of them"
+                    f"y has {len(missing)} images without a label and unlabeled is set too; use one of them"
                 )
             if missing and len(y) != len(items):
                 raise InputError(f"{len(items)} images but {len(y)} labels; give one label per image")
@@ -194,7 +220,9 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
                 X, y = [items[place] for place in labeled], [labels[place] for place in labeled]
         images, self.classes_ = self._training_set(X, y, class_names)
         if targets_of(images) is not None and self.reject is not None:
-            raise UsageError("reject: several labels per image have thresholds of their own; leave it out")
+            raise UsageError(
+                f"reject must be None with several labels per image, which have thresholds, got {self.reject}"
+            )
         if self.class_weight not in (None, "balanced"):
             raise UsageError(f"class_weight must be None or 'balanced', got {self.class_weight!r}")
         if self.reject is not None and not 0 < self.reject <= 0.5:
@@ -228,14 +256,16 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         return self
 
     def _training_set(self, X: Any, y: Any, class_names: Any) -> tuple[ImageSet, Labels]:
+        if y is None and is_frame(X):
+            X = open_data(X, "train", template=self.template)
         if isinstance(X, ImageSet | str | os.PathLike):
             if y is not None or class_names is not None:
-                raise InputError("y and class_names belong to a list of images; a folder or set has labels")
+                raise InputError("y and class_names must be None with a folder, table or image set")
             images = X if isinstance(X, ImageSet) else open_data(X, "train", template=self.template)
             return images, np.array(images.classes)
         items = as_images(X)
         if y is None:
-            raise InputError("a list of images needs y, one label per image")
+            raise InputError(f"y must have one label per image, got None for {len(items)} images")
         matrix = as_indicators(y)
         if matrix is not None:
             return self._set_of_several(items, matrix, class_names)
@@ -277,7 +307,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         return proba
 
     def predict(
-        self, X: Any, classes: str | Sequence[str] | None = None, reject: float | None = None
+        self, X: Any, classes: str | Sequence[str] | None = None, reject: bool | float | None = None
     ) -> Labels:
         """The likeliest class of each image.
 
@@ -290,27 +320,27 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
                 answered, in the order of `open_data(X, "test")`; or a folder that holds only images.
             classes: names to choose from instead of the trained ones, as a list or a text with commas; a `+`
                 before any name adds all of them to the trained ones. The answers are then names.
-            reject: share of images of known classes that may be rejected; None: the classifier's `reject`.
+            reject: share of images of known classes that may be rejected; True means 0.05, False none, None
+                the classifier's `reject`.
 
         Raises:
             InputError: none of the images can be read.
             UsageError: the method cannot name new classes, or a class has the name of the rejection answer.
         """
         self._check_fitted()
-        reject = self.reject if reject is None else reject
+        reject = share_of_rejected(self.reject if reject is None else reject)
         numbers = np.issubdtype(self.classes_.dtype, np.number) and classes is None
         nothing: Any = -1 if numbers else NONE_OF_THESE
         label = dict(zip(self.method_.classes, self.classes_.tolist(), strict=True))
         names: tuple[str, ...] | None = None
         if classes is not None:
-            listed = split_class_list(classes) if isinstance(classes, str) else classes
-            names = resolve_classes(listed, self.method_.classes)
+            names = self.run_.parse_classes(classes)
             label = {name: name for name in names}
         if reject is not None and nothing in label.values():
             raise UsageError(f"rename the class {nothing!r}: it is the answer for images of no class")
         if self.method_.several:
             if classes is not None:
-                raise UsageError("classes: a run with several labels answers with its own classes")
+                raise UsageError("classes must be None for a classifier with several labels per image")
             sets = self.run_.answers(self._images(X), top=1, mode=self.mode, reject=reject)
             rows = [[name in (answer.labels or ()) for name in self.method_.classes] for answer in sets]
             return np.array(rows, dtype=np.int64).reshape(len(sets), len(self.method_.classes))
@@ -354,7 +384,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         return explainer_of(self.run_, mode=self.mode).explain(self._images(X), answer, against)
 
     def _images(self, X: Any) -> Images:
-        """The images that `predict` is asked for."""
+        """The images to predict."""
         if isinstance(X, ImageSet):
             return X
         if not isinstance(X, str | os.PathLike):
@@ -373,7 +403,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         self._check_fitted()
         if y is None:
             if not isinstance(X, ImageSet | str | os.PathLike):
-                raise InputError("score needs y with a list of images")
+                raise InputError("score needs y, one label per image, with a list of images")
             images = X if isinstance(X, ImageSet) else open_data(X, "test", template=self.template)
             unknown = [name for name in images.classes if name not in self.method_.classes]
             if unknown:
@@ -402,7 +432,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         return float(np.average(answers == check_labels(y, len(answers)), weights=sample_weight))
 
     def save(self, path: PathLike) -> None:
-        """Leave a run folder that `load`, `dear evaluate` and `dear predict` read."""
+        """Write a run folder that `load`, `dear evaluate` and `dear predict` read."""
         self._check_fitted()
         settings = {"mode": self.mode, "reject": self.reject, "labels": self.classes_.tolist()}
         self.run_.save(path, classifier=settings)
@@ -419,7 +449,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         path = local_run(path)
         run = Model.load(path, backbone, pick_device(device))
         config, method = read_config(path), run.method
-        _ = run.metrics, run.lines  # damaged ones are refused now, not when they are asked for
+        _ = run.metrics, run.lines  # read now, so that damaged files raise here
         stored = config.extra.get("classifier", {})
         labels = stored.get("labels", list(config.classes)) if isinstance(stored, dict) else None
         plain = isinstance(labels, list) and all(isinstance(label, str | int | float) for label in labels)
@@ -489,7 +519,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "method_"):
-            raise NotFittedError("this Classifier has not learned anything yet: call fit or load first")
+            raise NotFittedError("this Classifier is not fitted yet; call fit, or use Classifier.load")
 
 
 def restore_recipe(spec: Spec, method: Method) -> str | list[str] | None:

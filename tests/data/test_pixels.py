@@ -11,7 +11,8 @@ from tiny import tiny_clip
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.data.batches import count_images, over_pixels, unlabeled
+from dear.data.batches import count_images, over_pixels
+from dear.data.images import unlabeled_images
 from dear.errors import DataError, InputError
 
 SIZE = 24
@@ -36,7 +37,7 @@ def same(pixels: Tensor) -> Tensor:
 
 
 def test_images_come_in_three_forms(clip: Clip, tmp_path: Path) -> None:
-    images = unlabeled(photos(tmp_path))
+    images = unlabeled_images(photos(tmp_path))
     progress: list[tuple[str, int, int | None]] = []
     parts, problems = over_pixels(images, same, clip, batch=3, progress=lambda *step: progress.append(step))
     assert ([len(part) for part in parts], problems) == ([3, 3, 1], {})
@@ -51,7 +52,7 @@ def test_images_come_in_three_forms(clip: Clip, tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_named_or_left_out(clip: Clip, tmp_path: Path) -> None:
-    images = unlabeled(photos(tmp_path, bad=4))
+    images = unlabeled_images(photos(tmp_path, bad=4))
     with pytest.raises(DataError, match=r"4\.png"):
         over_pixels(images, same, clip, batch=3)
     for batch in (1, 3):

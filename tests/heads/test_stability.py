@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from tiny import Colors, tiny_clip
 
-from dear.data.batches import over_pixels, unlabeled
+from dear.data.batches import over_pixels
+from dear.data.images import unlabeled_images
 from dear.errors import DearError, RoleError
 from dear.heads.contributions import head_maps, head_outputs
 from dear.heads.corpus import Corpus
@@ -122,16 +123,16 @@ def test_discovery_skips_damaged_images_also_when_it_resumes(tmp_path: Path) -> 
         Image.fromarray(noise).save(file)
     words = Corpus("few", (Phrase("red", "Color"), Phrase("blue sea", "Location"), Phrase("round", "Shape")))
     settings = {"corpus": words, "concepts": "tags", "phrases": 2, "batch_size": 4}
-    whole = discover_roles(clip, unlabeled([*files[:2], *files[3:]]), **settings)
+    whole = discover_roles(clip, unlabeled_images([*files[:2], *files[3:]]), **settings)
     files[2].write_bytes(b"no image")
     with pytest.raises(DearError, match=r"2\.png"):
-        discover_roles(clip, unlabeled(files), **settings)
-    skipped = discover_roles(clip, unlabeled(files), **settings, unreadable="skip")
+        discover_roles(clip, unlabeled_images(files), **settings)
+    skipped = discover_roles(clip, unlabeled_images(files), **settings, unreadable="skip")
     assert skipped.evidence["image_count"] == 11
     assert skipped.evidence["unreadable_images"] == 1
     assert skipped.table.keys() == whole.table.keys()
     # The third image, which is damaged, is done: the rest begins at the fifth.
-    images, layers = unlabeled(files), clip.config.vision.last_third
+    images, layers = unlabeled_images(files), clip.config.vision.last_third
     kept = SavedMoments(tmp_path / "k", clip, images, layers, 4)
     moments = BlockMoments(head_maps(clip, layers), layers)
     pixels, _ = over_pixels(images, lambda batch: batch, clip, unreadable="skip", batch=4)

@@ -16,9 +16,9 @@ from serving import QUICK
 from tiny import tiny_clip
 
 from dear.methods.base import ClassRows
-from dear.serve.class_lists import _MOST_ABANDONED, ClassList, ClassLists
 from dear.serve.engine import Answerer
 from dear.serve.keys import KeyEntry, KeyFile, Keys
+from dear.serve.shared_cache import MOST_ABANDONED, SharedCache, Sized
 from dear.serve.store import AdapterStore
 from dear.serve.texts import prepare_texts
 from dear.serve.turns import Pace
@@ -77,7 +77,7 @@ def test_a_list_longer_than_the_cache_is_answered_and_leaves_the_others_cached(m
     with client_of(made_runs, SETTINGS, keys()) as client:
         service = client.app.state.service
         expected = [ask(client, short), ask(client, long)]
-        service.class_lists = ClassLists(most_classes=30)
+        service.class_lists = SharedCache(256, 30, 2**28)
         assert [ask(client, short), ask(client, long)] == [pytest.approx(one, abs=1e-5) for one in expected]
         assert len(service.class_lists) == 1
         assert service.class_lists.find((*_version(service, "zero"), tuple(short[1].split(",")))) is not None
@@ -136,12 +136,12 @@ def key(name: str, classes: int = 1) -> tuple[str, str, tuple[str, ...]]:
 class Preparer:
     """Prepares a list when it is released; counts how often it was called."""
 
-    def __init__(self, size: int = 1, error: Exception | None = None) -> None:
+    def __init__(self, size: tuple[int, ...] = (1, 1, 1), error: Exception | None = None) -> None:
         self.size, self.error, self.calls, self.cancelled = size, error, 0, False
         self.released = asyncio.Event()
         self.answerer = Answerer.__new__(Answerer)
 
-    async def __call__(self) -> ClassList:
+    async def __call__(self) -> Sized[Answerer]:
         self.calls += 1
         try:
             await self.released.wait()
@@ -150,21 +150,21 @@ class Preparer:
             raise
         if self.error is not None:
             raise self.error
-        return ClassList(self.answerer, self.size)
+        return Sized(self.answerer, self.size)
 
 
-async def put(lists: ClassLists, name: str, classes: int = 1, size: int = 1) -> None:
-    prepare = Preparer(size)
+async def put(lists: SharedCache, name: str, classes: int = 1, size: int = 1) -> None:
+    prepare = Preparer((1, classes, size))
     prepare.released.set()
-    assert await lists.prepare(key(name, classes), "a", prepare) is prepare.answerer
+    assert await lists.get(key(name, classes), "a", prepare) is prepare.answerer
 
 
 @pytest.mark.parametrize(
-    "bounds", [{"most_lists": 2}, {"most_classes": 20}, {"most_bytes": 200}], ids=lambda one: next(iter(one))
+    "bounds", [(2, 99, 999), (9, 20, 999), (9, 99, 200)], ids=["lists", "classes", "bytes"]
 )
 def test_the_cache_is_bounded_by_lists_classes_and_bytes(bounds):
     async def run() -> None:
-        lists = ClassLists(**bounds)
+        lists = SharedCache(*bounds)
         await put(lists, "first", 10, 100)
         await put(lists, "second", 10, 100)
         assert lists.find(key("first", 10)) is not None  # used last
@@ -172,7 +172,7 @@ def test_the_cache_is_bounded_by_lists_classes_and_bytes(bounds):
         assert [lists.find(key(name, 10)) is not None for name in ("first", "second", "third")] == [
             True, False, True,
         ]  # fmt: skip
-        if "most_lists" not in bounds:
+        if bounds[0] > 2:
             await put(lists, "too long", 21, 201)
             assert len(lists) == 2
 
@@ -181,20 +181,20 @@ def test_the_cache_is_bounded_by_lists_classes_and_bytes(bounds):
 
 def test_requests_of_a_caller_share_one_task_that_outlives_them():
     async def run() -> None:
-        lists, prepare, other = ClassLists(), Preparer(), Preparer()
-        first, second = (asyncio.create_task(lists.prepare(key("x"), "a", prepare)) for _ in range(2))
-        third = asyncio.create_task(lists.prepare(key("x"), "b", other))
+        lists, prepare, other = SharedCache(9, 99, 999), Preparer(), Preparer()
+        first, second = (asyncio.create_task(lists.get(key("x"), "a", prepare)) for _ in range(2))
+        third = asyncio.create_task(lists.get(key("x"), "b", other))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert (prepare.calls, other.calls, lists.preparing) == (1, 1, 2)
+        assert (prepare.calls, other.calls, lists.computing) == (1, 1, 2)
         first.cancel()
         await asyncio.wait([first])
         assert first.cancelled()
         assert not prepare.cancelled
         second.cancel()
         await asyncio.wait([second])
-        assert lists.preparing == 2  # nobody waits, and it goes on
-        again = asyncio.create_task(lists.prepare(key("x"), "a", prepare))
+        assert lists.computing == 2  # nobody waits, and it goes on
+        again = asyncio.create_task(lists.get(key("x"), "a", prepare))
         await asyncio.sleep(0)
         prepare.released.set()
         assert await again is prepare.answerer
@@ -202,22 +202,22 @@ def test_requests_of_a_caller_share_one_task_that_outlives_them():
         other.released.set()
         assert await third is other.answerer
         await asyncio.sleep(0)
-        assert lists.preparing == 0
+        assert lists.computing == 0
 
     asyncio.run(run())
 
 
 def test_failures_reach_every_request_and_are_not_cached():
     async def run() -> None:
-        lists, broken = ClassLists(), Preparer(error=ValueError("broken"))
+        lists, broken = SharedCache(9, 99, 999), Preparer(error=ValueError("broken"))
         broken.released.set()
         results = await asyncio.gather(
-            *(lists.prepare(key("x"), "a", broken) for _ in range(2)), return_exceptions=True
+            *(lists.get(key("x"), "a", broken) for _ in range(2)), return_exceptions=True
         )
         assert [type(one) for one in results] == [ValueError, ValueError]
         assert broken.calls == 1
         await asyncio.sleep(0)
-        assert (len(lists), lists.preparing) == (0, 0)
+        assert (len(lists), lists.computing) == (0, 0)
         await put(lists, "x")
         assert len(lists) == 1
 
@@ -226,9 +226,9 @@ def test_failures_reach_every_request_and_are_not_cached():
 
 def test_only_tasks_without_waiters_are_cancelled_oldest_first():
     async def run() -> None:
-        lists, count = ClassLists(), _MOST_ABANDONED + 3
+        lists, count = SharedCache(9, 99, 999), MOST_ABANDONED + 3
         prepares = [Preparer() for _ in range(count)]
-        tasks = [asyncio.create_task(lists.prepare(key(str(n)), "a", one)) for n, one in enumerate(prepares)]
+        tasks = [asyncio.create_task(lists.get(key(str(n)), "a", one)) for n, one in enumerate(prepares)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         for task in tasks[1:]:  # the first one still waits

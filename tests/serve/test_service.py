@@ -18,19 +18,15 @@ import torch
 from clients import MANAGE, OPEN_ALL, OPEN_ONE, alone, client_of, file, gallery, wait_for
 from fastapi.testclient import TestClient
 from PIL import Image
-from serving import QUICK, RUNS, decoded, image_bytes, make_run
+from serving import QUICK, RUNS, image_bytes, make_run
 from tiny import tiny_clip
 
-import dear
 from dear.calibration.scales import Calibration
-from dear.data.open import open_data
 from dear.errors import DearError
-from dear.images.views import normalize, open_image, resize_crop
 from dear.runs.folder import load_run, write_calibration
 from dear.serve.app import make_app
 from dear.serve.batcher import Batcher
 from dear.serve.dear_stack import stack_key
-from dear.serve.decoding import Decoder, Decoding
 from dear.serve.errors import Refused
 from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.requests import options_of_fields
@@ -481,28 +477,6 @@ def test_reject_with_a_calibration(runs):
     assert [a["rejected"] for a in answers] == [score < middle for score in best]
     wanted = (method.logits(pixels) / 2).softmax(dim=-1).amax(dim=1).tolist()
     assert [a["classes"][0]["probability"] for a in answers] == pytest.approx(wanted, rel=1e-4)
-
-
-def test_reduced_decoding_stays_within_its_bound_and_is_off_by_default():
-    clip = dear.load("mini")
-    images = open_data("world:mixed", "test")
-    config, views = clip.config, {False: [], True: []}
-    decoders = {reduced: Decoder(1, Decoding(config.vision.image_size, reduced=reduced)) for reduced in views}
-    for number in range(6):
-        content = io.BytesIO()
-        images.image(number).resize((512, 512), Image.Resampling.BICUBIC).save(content, "JPEG", quality=92)
-        jpeg = content.getvalue()
-        for reduced, found in views.items():
-            found.append(decoded(decoders[reduced], jpeg))
-        whole = resize_crop(open_image(jpeg), config.vision.image_size)
-        assert torch.equal(views[False][-1], whole)
-    features = []
-    for found in views.values():
-        pixels = normalize(torch.stack(found), config.mean, config.std)
-        features.append(torch.nn.functional.normalize(clip.encode_image(pixels), dim=-1))
-    apart = 1 - (features[0] * features[1]).sum(-1)
-    assert 0 < apart.max() < 2e-4
-    assert not ServeSettings().reduced_jpeg
 
 
 def test_adapters_of_a_folder_are_on_one_backbone_object(runs):

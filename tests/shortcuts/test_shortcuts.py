@@ -17,6 +17,7 @@ from dear.shortcuts.files import FileFacts
 from dear.shortcuts.find import auc, find_shortcuts, limit_for, search_properties
 from dear.shortcuts.marks import place_of
 from dear.shortcuts.properties import Measured, measure
+from dear.shortcuts.without import Without
 
 
 def planted(photos: ListedImages, label: int, change: Callable[[Image.Image], Image.Image], step: int = 1):
@@ -91,6 +92,10 @@ def test_a_faint_mark_is_found_in_images_with_neutral_and_smooth_parts(
     (found,) = find_shortcuts(measure(images), images.labels.tolist(), images.classes)
     assert found.class_name == "cat"
     assert name in (found.name, *found.also)
+    assert " tint" not in found.sentence
+    if found.kind == "cast":
+        assert "color cast alone" in found.sentence
+        assert Without.of(found.title).concepts == ("cast",)
 
 
 def test_clean_scenes_raise_no_alarm(scenes: ListedImages) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 
 from studio_state import images, state  # noqa: E402
 
+import dear.studio.classify as studio_classify  # noqa: E402
 from dear.data import open_data  # noqa: E402
 from dear.studio.app import TABS, serving_state  # noqa: E402
 
@@ -82,6 +84,31 @@ def open_tab(page, name):
         page.locator(".overflow-menu > button").click()
         tab = page.locator(".overflow-dropdown button", has_text=name)
     tab.click()
+    frames(page)
+
+
+def frames(page, count=3):
+    """Wait until the page was drawn `count` times: gradio sets values one frame after a part opens."""
+    page.evaluate(
+        "async (count) => { for (let i = 0; i < count; i++) await new Promise(requestAnimationFrame); }",
+        count,
+    )
+
+
+def open_options(page, where):
+    page.locator(f"{where} button").first.click()
+    frames(page)
+
+
+def enter(page, where, text):
+    """Fill a field, again if an update of the page replaced the text, until the field keeps it."""
+    field = page.locator(where)
+    for _ in range(20):
+        field.fill(text)
+        frames(page)
+        if field.input_value() == text:
+            return
+    raise AssertionError(f"{where} does not keep {text!r}, got {field.input_value()!r}")
 
 
 def upload(page, where, path, image=None):
@@ -102,8 +129,8 @@ def test_a_dropped_image_is_answered_at_once_where_the_user_looks(page, tmp_path
 
 
 def test_an_image_is_classified_among_edited_classes(page):
-    page.locator("#classify-options button").first.click()
-    page.locator("#classify-names textarea").fill("car\nbeach ball\nzeppelin <b>x</b>")
+    open_options(page, "#classify-options")
+    enter(page, "#classify-names textarea", "car\nbeach ball\nzeppelin <b>x</b>")
     page.locator("#classify-go").click()
     page.locator("#classify-answers", has_text="zeppelin <b>x</b>").wait_for()
     words = page.locator("#classify-answers").inner_text()
@@ -111,12 +138,29 @@ def test_an_image_is_classified_among_edited_classes(page):
     assert "before training:" in words
 
 
+def test_a_click_during_a_classification_is_answered_with_the_classes_typed_meanwhile(page, monkeypatch):
+    started, go_on, classify = threading.Event(), threading.Event(), studio_classify.classify
+
+    def wait_and_classify(*args, **options):
+        started.set()
+        assert go_on.wait(PATIENCE / 1000)
+        return classify(*args, **options)
+
+    monkeypatch.setattr(studio_classify, "classify", wait_and_classify)
+    page.locator("#classify-go").click()
+    assert started.wait(PATIENCE / 1000)
+    enter(page, "#classify-names textarea", "car\nairship")
+    page.locator("#classify-go").click()
+    go_on.set()
+    page.locator("#classify-answers", has_text="airship").wait_for()
+
+
 def test_an_unreadable_file_is_named_next_to_the_answers(page, tmp_path):
     (tmp_path / "letter.png").write_text("dear sir")
     upload(page, "#classify-files", tmp_path / "letter.png")
     page.locator("#classify-answers .dear-failed", has_text="letter.png").wait_for()
     assert page.locator("#classify-answers article").count() == 1  # the readable image is answered
-    page.locator("#classify-names textarea").fill("car")
+    enter(page, "#classify-names textarea", "car")
     page.locator("#classify-go").click()
     page.locator("#classify-answers .dear-status.dear-failed").wait_for()
     assert page.locator("#classify-answers article").count() == 0  # no old answers under an error
@@ -144,6 +188,7 @@ def test_arrow_keys_move_between_heads_and_enter_chooses(page):
 def test_an_image_is_retrieved_by_an_attribute(page):
     open_tab(page, "Retrieve")
     page.locator("#retrieve-attribute").get_by_text("Texture").click()
+    playwright.expect(page.locator("#retrieve-attribute").get_by_label("Texture")).to_be_checked()
     page.locator("#retrieve-examples button img").nth(3).click()
     page.locator("#retrieve-found img").nth(3).wait_for()
     assert "1.000" in page.locator("#retrieve-found").inner_text()
@@ -159,9 +204,9 @@ def test_every_image_has_an_alternative_text(page):
 
 def test_options_follow_the_method_and_a_training_is_reported(page):
     open_tab(page, "Train")
-    page.locator("#train-options button").first.click()
+    open_options(page, "#train-options")
     page.locator("#train-roles input").wait_for(state="hidden")  # ProKeR uses no roles
-    page.locator("#train-shots input[type=number]").fill("2")
+    enter(page, "#train-shots input[type=number]", "2")
     page.locator("#train-start").click()
     page.locator('#train-status [data-state="finished"]').wait_for()
     words = page.locator("#train-status").inner_text()
@@ -171,8 +216,8 @@ def test_options_follow_the_method_and_a_training_is_reported(page):
     with page.expect_download() as waiting:
         page.locator("#train-download").click()
     assert waiting.value.suggested_filename.endswith(".zip")
-    page.locator("#train-method input").fill("dear")
-    page.keyboard.press("Enter")
+    page.locator("#train-method input").click()
+    page.locator("#train-method").get_by_role("option", name="dear", exact=True).click()
     page.locator("#train-roles input").wait_for()
 
 
@@ -194,7 +239,7 @@ def test_a_concept_is_audited_and_own_images_answered_without_it(page, tmp_path)
     open_tab(page, "Audit")
     page.locator("#audit-go").click()
     page.locator("#audit-found h4", has_text="Location").first.wait_for()
-    page.locator("#audit-own button").first.click()
+    open_options(page, "#audit-own")
     upload(page, "#audit-files", tmp_path / "own.png", images().image(2))
     page.locator("#audit-answers", has_text="without:").wait_for()
 

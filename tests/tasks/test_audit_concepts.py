@@ -123,6 +123,15 @@ def test_verdicts() -> None:
     assert uses.lost == pytest.approx(0.875)
     assert judge(strong, uses).verdict == verdicts_of.SHORTCUT
     assert judge(strong, reliance(before, before, labels)).verdict == verdicts_of.UNUSED
+    half = judge(strong, reliance(before, before / 2, labels))  # where the concept is reversed, answers turn
+    assert half.verdict == verdicts_of.SHORTCUT
+    less = judge(strong, reliance(before, before * 0.8, labels))
+    assert less.verdict == verdicts_of.SHIFTS
+    assert not less.suspected
+    assert less.sentence.endswith(
+        "It shifts scores, but changes no answer: without it 0.0% of the answers change and the margin falls "
+        "by 20.0%."
+    )
     about = Association("Color", ("red", "blue"), torch.tensor([0, 1]), table, 0.9, 0.1, 0.001, 7.0)
     assert judge(about, uses).verdict == verdicts_of.CLASS_DEFINING
     weak = Association("Color", ("red", "blue"), torch.tensor([0, 1]), table, 0.15, 0.1, 0.001, 0.2)

@@ -31,6 +31,7 @@ def test_label_by_keyboard(tmp_path: Path) -> None:
     with serving(session) as server, playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 390, "height": 800})
+        page.set_default_timeout(60_000)  # a busy machine
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(server.url)

@@ -47,7 +47,7 @@ OPTION_PANELS: dict[str, tuple[str, ...]] = {
     "Unlabeled images": ("unlabeled", "unlabeled_weight"),
     "Heads and concepts": ("roles", "allow_other_roles", "without", "way", "examples", "focus"),
     "Access": ("host", "port", "keys", "rate", "open_metrics", "tls_certificate", "tls_key"),
-    "Batches and memory": ("wait_ms", "adapters", "queue", "precision", "reduced_jpeg", "drain_seconds"),
+    "Batches and memory": ("wait_ms", "adapters", "queue", "precision", "drain_seconds"),
     "Processes and clusters": ("engine", "address", "workers", "gpus", "replicas", "route", "ray_address"),
     "Reading data": ("data_root", "margin", "split", "unreadable"),
     "Machine and output": ("device", "threads", "as_json"),

@@ -14,7 +14,7 @@ from dear.cli.printing import print_answers, say, stages
 from dear.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from dear.tasks.predict import Predictions
+    from dear.runs.predictions import Predictions
 
 
 def predict(

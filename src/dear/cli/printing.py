@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from dear.runs.evaluate import Evaluation
-    from dear.tasks.predict import Predictions
+    from dear.runs.predictions import Predictions
 
 
 def echo(text: str) -> None:

@@ -84,14 +84,6 @@ def serve(
     precision: Annotated[
         str, Option(help="Precision of the backbone: auto, float32, bfloat16, float16.")
     ] = "auto",
-    reduced_jpeg: Annotated[
-        bool,
-        Option(
-            "--reduced-jpeg",
-            help="Decode large JPEG files at a reduced scale: up to 4 times as fast, "
-            "features within a cosine distance of 2e-4.",
-        ),
-    ] = False,
     drain_seconds: Annotated[
         float, Option(min=0.1, help="Seconds for requests in flight when the service shuts down.")
     ] = 30.0,
@@ -145,7 +137,6 @@ def serve(
         batch,
         None if wait_ms is None else wait_ms / 1000,
         adapters,
-        reduced_jpeg=reduced_jpeg,
         precision=precision,
         drain_seconds=drain_seconds,
         open_metrics=open_metrics,

@@ -57,8 +57,8 @@ def zeroshot(
 
     `dear zeroshot --data photo.jpg --classes "tabby cat, red fox"`
     """
+    from dear.runs.predictions import Predictions
     from dear.tasks.evaluate import zeroshot as answer
-    from dear.tasks.predict import Predictions
 
     with stages() as progress:
         result = answer(

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from dear.data.check import Readable
-from dear.data.images import ImageSet, ListedImages
+from dear.data.images import ImageSet, unlabeled_images
 from dear.data.read_ahead import read_ahead
 from dear.errors import DataError, InputError, UsageError
 from dear.images.views import normalize
@@ -32,13 +32,8 @@ CPU_TOKENS = 2_000  #: rows of a product on a CPU: `python benchmarks/images_in.
 
 
 def image_set(images: Images) -> ImageSet:
-    """A list of files and Pillow images as a set without labels; a set is itself."""
-    return images if isinstance(images, ImageSet) else unlabeled(images)
-
-
-def unlabeled(images: Sequence[ImageLike]) -> ListedImages:
-    """A list of files and Pillow images as a set of one class."""
-    return ListedImages(tuple(images), torch.zeros(len(images), dtype=torch.long), ("image",))
+    """A list of files and Pillow images as a set without labels; returns a set unchanged."""
+    return images if isinstance(images, ImageSet) else unlabeled_images(images)
 
 
 def pixels_for(clip: Clip, images: ImageSet, rows: Sequence[int]) -> Tensor:

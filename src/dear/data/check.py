@@ -79,7 +79,7 @@ def check_images(images: ImageSet, policy: str = "stop") -> ImageReport:
         policy: "stop" raises if any image cannot be read; "skip" leaves those out of `kept`.
     """
     if policy not in ("stop", "skip"):
-        raise UsageError(f"unreadable images: the policy is stop or skip, not {policy!r}")
+        raise UsageError(f"policy must be stop or skip, got {policy!r}")
     bad = find_unreadable(images, range(len(images)))
     places = {image.place for image in bad}
     good = [index for index in range(len(images)) if index not in places]
@@ -217,7 +217,7 @@ class Readable(Wrapped):
 
     def __init__(self, images: ImageSet, policy: str = "stop") -> None:
         if policy not in ("stop", "skip"):
-            raise UsageError(f"unreadable images: the policy is stop or skip, not {policy!r}")
+            raise UsageError(f"policy must be stop or skip, got {policy!r}")
         self.images, self.policy = images, policy
         self.problems: dict[int, str] = {}  #: place of an image -> why it cannot be read
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, overload, runtime_checkable
 
 import torch
 from PIL import Image
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 TEMPLATE = "a photo of a {}."
+UNLABELED = -1  #: label of an image without one, as in scikit-learn
 MAX_TEMPLATE = 1000
 _WORDNET = re.compile(r"n[0-9]{8}")
 _NUMBER = re.compile(r"[0-9]+\.(?=[^\W\d_])")  # the "001." of "001.Black_footed_Albatross"
@@ -109,10 +110,17 @@ class Rows:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        """An image, RGB, and its label; `classes[label]` is the name."""
-        place = range(len(self))[index]
-        return self.image(place), int(self.labels[place])  # type: ignore[attr-defined]
+    @overload
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[Image.Image, int] | Self:
+        """An image, RGB, and its label, `classes[label]` being its name; a slice returns a subset."""
+        if isinstance(index, slice):
+            return self.subset(range(len(self))[index])
+        return _item(self, index)  # type: ignore[arg-type]
 
     def subset(self, indices: Sequence[int]) -> Self:
         """The images at `indices`, in that order, with the same classes."""
@@ -179,6 +187,12 @@ class Wrapped:
     def __len__(self) -> int:
         return len(self.images)
 
+    def __getitem__(self, index: int | slice) -> Any:
+        """An image, RGB, and its label; a slice returns a subset."""
+        if isinstance(index, slice):
+            return self.subset(range(len(self))[index])  # type: ignore[attr-defined]
+        return _item(self, index)  # type: ignore[arg-type]
+
     def image(self, index: int) -> Image.Image:
         """See `ImageSet`."""
         return self.images.image(index)
@@ -186,6 +200,15 @@ class Wrapped:
     def key(self, index: int) -> str:
         """See `ImageSet`."""
         return self.images.key(index)
+
+
+def _item(images: ImageSet, index: int) -> tuple[Image.Image, int]:
+    """An image, RGB, and its label; a negative index counts from the end."""
+    count = len(images)
+    if not -count <= index < count:
+        raise IndexError(f"index must be from {-count} to {count - 1}, got {index}")
+    place = index % count
+    return images.image(place), int(images.labels[place])
 
 
 @dataclass(frozen=True, eq=False)
@@ -531,3 +554,13 @@ class ListedImages(Rows):
         """The file's path as given; the place in the list for an image in memory."""
         item = self.items[index]
         return Path(item).as_posix() if isinstance(item, str | os.PathLike) else f"item {index}"
+
+
+def unlabeled_images(items: Sequence[ImageLike]) -> ListedImages:
+    """A list of files and Pillow images as a set without labels and classes.
+
+    >>> unlabeled_images(["a.jpg", "b.jpg"]).labels
+    tensor([-1, -1])
+    """
+    labels = torch.full((len(items),), UNLABELED, dtype=torch.int64)
+    return ListedImages(tuple(items), labels, ())

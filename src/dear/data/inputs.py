@@ -10,27 +10,38 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from dear.data.images import ImageSet
 from dear.errors import InputError
+from dear.images.names import find_images
 from dear.images.views import open_image
 
 ImageLike = str | os.PathLike[str] | Image.Image
 
 
+def is_frame(data: object) -> bool:
+    """Whether data is a pandas or polars frame."""
+    return hasattr(data, "columns") and hasattr(data, "dtypes")
+
+
 def as_images(X: Any) -> tuple[ImageLike, ...]:
     """A tuple of files and Pillow images.
 
-    X holds files, bytes of image files, Pillow images, arrays, or tensors in any sequence, also a column of a
-    table; or is one Pillow image, one image's bytes, one array, or a batch [n, H, W, 3] or [n, 3, H, W].
+    X holds files, bytes of image files, Pillow images, arrays, or tensors in any sequence; or is a pandas or
+    polars frame with a column `path` or `image`, one Pillow image, one image's bytes, one array, or a batch
+    [n, H, W, 3] or [n, 3, H, W].
 
     Raises:
         InputError: names the first item that is not an image.
     """
     if isinstance(X, str | os.PathLike):
         raise InputError(f"images must come in a list: [{os.fspath(X)!r}] instead of {os.fspath(X)!r}")
-    if hasattr(X, "columns") and hasattr(X, "dtypes"):  # a table of pandas or polars
-        raise InputError(
-            f"images must be one column of a table, such as X[{str(next(iter(X.columns)))!r}], got the table"
-        )
+    if is_frame(X):
+        column = next((name for name in ("path", "image") if name in X.columns), None)
+        if column is None:
+            raise InputError(
+                f"a frame of images needs a column path or image, got {', '.join(map(str, X.columns))}"
+            )
+        X = X[column]
     if isinstance(X, Image.Image | bytes | bytearray):
         return (_one(X, 0),)
     numeric = isinstance(X, Tensor) or (isinstance(X, np.ndarray) and X.dtype.kind in "biuf")
@@ -41,6 +52,20 @@ def as_images(X: Any) -> tuple[ImageLike, ...]:
     except TypeError:
         raise InputError(f"images must come in a list, got {type(X).__name__}") from None
     return tuple(_one(item, place) for place, item in enumerate(items))
+
+
+def find_inputs(images: Any) -> Any:
+    """Images to predict: the files of a path, a folder, a pattern, or a list of these; a set as it is.
+
+    Returns:
+        An image set, or a sequence of files and Pillow images.
+    """
+    if isinstance(images, ImageSet):
+        return images
+    items = (images,) if isinstance(images, str | os.PathLike) else as_images(images)
+    if all(isinstance(item, str | os.PathLike) for item in items):
+        return find_images([os.fspath(item) for item in items])  # type: ignore[arg-type]
+    return items
 
 
 def _one(item: Any, place: int) -> ImageLike:

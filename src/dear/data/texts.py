@@ -8,14 +8,12 @@ their case, underscores, and spaces. Further classes are kept for class lists th
 from __future__ import annotations
 
 import os
-import unicodedata
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dear.errors import DataError, InputError
-from dear.utils.files import read_json
-from dear.utils.text import check_name, check_shown, fill_template
+from dear.utils.files import read_mapping
+from dear.utils.text import check_name, check_shown, fill_template, fold_name
 
 MOST_CHARACTERS = 2000  #: of a text
 _NAME_WORDS = 3  # an entry without a full stop that has more words is a sentence
@@ -36,12 +34,7 @@ def read_texts(source: str | os.PathLike[str] | Mapping[str, Any]) -> Texts:
     >>> read_texts({"cat": "kitty"})
     {'cat': ('kitty',)}
     """
-    if isinstance(source, Mapping):
-        place, content = "texts", dict(source)
-    else:
-        place, content = os.fspath(source), read_json(Path(source), "list of texts")
-    if not isinstance(content, dict) or not content:
-        raise DataError(f"{place}: must be an object from class to a list of texts, such as {{'cat': [...]}}")
+    place, content = read_mapping(source, "texts", example="{'cat': ['kitty']}")
     return {str(name): check_texts(entries, str(name), place) for name, entries in content.items()}
 
 
@@ -72,10 +65,10 @@ def resolve_texts(texts: Mapping[str, Sequence[str]], classes: Sequence[str], te
     >>> resolve_texts({"Tabby_cat": ["kitty", "It has stripes."], "fox": ["fox"]}, ["tabby cat"], "a {}.")
     {'tabby cat': ('a kitty.', 'It has stripes.'), 'fox': ('a fox.',)}
     """
-    known = {_reading(name): name for name in classes}
+    known = {fold_name(name): name for name in classes}
     resolved: Texts = {}
     for written, entries in texts.items():
-        name = known.get(_reading(written), written)
+        name = known.get(fold_name(written), written)
         if name in resolved:
             raise DataError(f"texts: two entries are for the class {name!r}, one is {written!r}; merge them")
         resolved[name] = tuple(
@@ -90,7 +83,3 @@ def resolve_texts(texts: Mapping[str, Sequence[str]], classes: Sequence[str], te
 
 def _is_name(entry: str) -> bool:
     return len(entry.split()) <= _NAME_WORDS and not entry.endswith(_END)
-
-
-def _reading(name: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", name).replace("_", " ").casefold().split())

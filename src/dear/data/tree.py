@@ -8,14 +8,12 @@ or a mapping from child to parent (`{"siamese": "cat"}`). Classes without a pare
 from __future__ import annotations
 
 import os
-import unicodedata
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dear.errors import DataError, InputError
-from dear.utils.files import read_json
-from dear.utils.text import check_name
+from dear.utils.files import read_mapping
+from dear.utils.text import check_name, fold_name
 
 SEPARATOR = "/"  #: between the levels of a path
 Parents = dict[str, str]
@@ -35,12 +33,7 @@ def read_tree(source: str | os.PathLike[str] | Mapping[str, Any]) -> Parents:
     >>> read_tree({"siamese": "cat"})
     {'siamese': 'cat'}
     """
-    if isinstance(source, Mapping):
-        place, content = "tree", dict(source)
-    else:
-        place, content = os.fspath(source), read_json(Path(source), "tree of classes")
-    if not isinstance(content, dict) or not content:
-        raise DataError(f"{place}: must be an object, such as {{'cat': ['siamese', 'persian']}}")
+    place, content = read_mapping(source, "tree", example="{'cat': ['siamese', 'persian']}")
     parents: Parents = {}
     if all(isinstance(value, str) for value in content.values()):
         for child, parent in content.items():
@@ -88,8 +81,8 @@ def resolve_tree(parents: Mapping[str, str], classes: Sequence[str], place: str 
     >>> resolve_tree({"Siamese_cat": "cat"}, ["siamese cat", "beagle"])
     {'siamese cat': 'cat'}
     """
-    known = {_reading(name): name for name in classes}
-    renamed = {known.get(_reading(child), child): parent for child, parent in parents.items()}
+    known = {fold_name(name): name for name in classes}
+    renamed = {known.get(fold_name(child), child): parent for child, parent in parents.items()}
     upper = set(renamed.values())
     both = next((name for name in classes if name in upper), None)
     if both is not None:
@@ -133,7 +126,3 @@ def _add(parents: Parents, child: str, parent: str, place: str) -> None:
         raise DataError(f"{place}: {error}") from None
     if parents.setdefault(child, parent) != parent:
         raise DataError(f"{place}: {child!r} has two parents, {parents[child]!r} and {parent!r}; keep one")
-
-
-def _reading(name: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", name).replace("_", " ").casefold().split())

@@ -10,18 +10,27 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dear.data.images import TEMPLATE, FileImages, ImageLike, ImageSet, ListedImages, Wrapped, natural_key
+from dear.data.images import (
+    TEMPLATE,
+    UNLABELED,
+    FileImages,
+    ImageSet,
+    Wrapped,
+    natural_key,
+    unlabeled_images,
+)
+from dear.data.inputs import as_images
 from dear.data.open import SPLITS, UNLABELED_FOLDER, WORLD, check_data, find_benchmark, open_data
 from dear.data.table import KINDS, read_table
 from dear.errors import DataError
 from dear.images.names import image_paths
 from dear.images.views import Size
 
-UNLABELED = -1  #: label of an image without one, as in scikit-learn
 REST = "rest"  #: names the training images that a draw of shots leaves out
 
 
@@ -79,29 +88,24 @@ def rest_of(images: ImageSet, drawn: ImageSet) -> Relabeled:
     return without_labels(images.subset(rest))
 
 
-def unlabeled_images(items: Sequence[ImageLike]) -> ListedImages:
-    """A list of files and Pillow images as a set without labels.
-
-    Raises:
-        DataError: the list is empty.
-    """
-    if not items:
-        raise DataError("unlabeled: the list is empty; it needs at least 1 image")
-    labels = torch.full((len(items),), UNLABELED, dtype=torch.int64)
-    return ListedImages(tuple(items), labels, (), name="unlabeled images")
-
-
-def open_unlabeled(source: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> ImageSet:
+def open_unlabeled(
+    source: str | os.PathLike[str] | Sequence[Any], root: str | os.PathLike[str] | None = None
+) -> ImageSet:
     """Images whose labels are not read.
 
     Args:
-        source: a folder, of which all images at any depth count; a table with a column `path`; or a dataset
-            by its name, of which the training images count.
+        source: a folder, of which all images at any depth count; a table with a column `path`; a dataset
+            by its name, of which the training images count; or a list of images, as in `as_images`.
         root: the folder of the benchmarks; for a table, the folder that its paths start from.
 
     Raises:
         DataError: there is no such source, or it holds no image.
     """
+    if not isinstance(source, str | os.PathLike):
+        items = as_images(source)
+        if not items:
+            raise DataError("unlabeled: the list of images must have at least 1 image, got none")
+        return unlabeled_images(items)
     text = os.fspath(source)
     path = Path(text).expanduser()
     if text.startswith(WORLD) or (find_benchmark(text) is not None and root is not None):

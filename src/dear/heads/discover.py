@@ -15,8 +15,8 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.data.batches import Pixels, count_images, over_pixels
 from dear.data.images import ImageLike, ImageSet, is_utf8
-from dear.data.inputs import as_images
-from dear.data.unlabeled import open_unlabeled, unlabeled_images
+from dear.data.inputs import is_frame
+from dear.data.unlabeled import open_unlabeled
 from dear.errors import RoleError
 from dear.heads.concepts import Concepts, check_prototypes, cluster_concepts, fixed_concepts, tagged_concepts
 from dear.heads.contributions import check_layers, explained_share, head_maps, head_outputs
@@ -199,8 +199,10 @@ def _open(images: Pixels | PathLike | Sequence[ImageLike] | None) -> Pixels | No
     """Files as an image set; everything else as it is."""
     if isinstance(images, str | os.PathLike):
         return open_unlabeled(images)
-    if isinstance(images, list | tuple) and not any(isinstance(item, Tensor) for item in images):
-        return unlabeled_images(as_images(images))
+    if is_frame(images) or (
+        isinstance(images, list | tuple) and not any(isinstance(item, Tensor) for item in images)
+    ):
+        return open_unlabeled(cast("Sequence[ImageLike]", images))
     return cast("Pixels | None", images)
 
 

@@ -25,8 +25,8 @@ class Rejection:
 
     auroc: float  #: how often an image of a known class scores above one of no class
     refused: float  #: share of images of known classes that are answered with "none of these"
-    refused_low: float  #: 95% confidence interval of the share that the run promised for as many images
-    refused_high: float
+    refused_low: float  #: 95% confidence interval of the share that is expected of as many images
+    refused_high: float  #: its upper end, which is promised; often fewer than `refused_low` are refused
     false_acceptance: float  #: share of images of no class that are answered with a class
     false_low: float  #: its 90% confidence interval
     false_high: float
@@ -42,7 +42,7 @@ class Rejection:
         """The figures in words."""
         return (
             f"rejection: AUROC {self.auroc:.3f}; {self.refused:.1%} of {self.known} known images rejected "
-            f"(promised {self.refused_low:.1%} to {self.refused_high:.1%}); {self.false_acceptance:.1%} of "
+            f"(promised: at most {self.refused_high:.1%}); {self.false_acceptance:.1%} of "
             f"{self.unknown} unknown images accepted ({self.false_low:.1%} to {self.false_high:.1%})"
         )
 

@@ -25,12 +25,13 @@ from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data.batches import GPU_BATCH, Images, image_set, name_of, over_batches, pixels_for
 from dear.data.images import ImageSet, group_names, require_one_label, targets_of
+from dear.data.inputs import find_inputs
 from dear.errors import DataError, TrainingError, UsageError
 from dear.methods.base import Method, in_precision
 from dear.methods.frozen import Frozen
 from dear.methods.zeroshot import ZeroShot
-from dear.runs.answer import Answer
-from dear.runs.class_lists import combine_classes
+from dear.runs.answer import Answer, share_of_rejected
+from dear.runs.class_lists import combine_classes, resolve_classes, split_class_list
 from dear.runs.evaluate import Evaluation
 from dear.runs.evaluate_sets import SetEvaluation
 from dear.runs.feature_cache import FeatureCache, learned_digest
@@ -45,6 +46,7 @@ from dear.runs.folder import (
     write_log,
     write_spec,
 )
+from dear.runs.predictions import Predictions
 from dear.runs.ranking import Ranking
 from dear.runs.recipe import Line
 from dear.runs.spec import Spec, digest, plain
@@ -55,6 +57,14 @@ from dear.utils.progress import Progress
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
 Result = TypeVar("Result")
+#: names that users of other libraries try first -> what they are looking for
+_ALTERNATIVES = {
+    "predict_proba": "model.probabilities(images)",
+    "score": "dear.evaluate(model, data)",
+    "fit": "dear.adapt(data, method=...)",
+    "transform": "model.features(images)",
+    "explain": "dear.explain(model, images)",
+}
 Run = Union[str, "os.PathLike[str]", Method, "Model"]  #: a run folder, a method or a model
 
 
@@ -85,7 +95,7 @@ class Model:
         precision: str = "auto",
     ) -> None:
         if not isinstance(method, Method):
-            raise UsageError(f"Model takes a method, got {method!r}; use dear.load for a run folder")
+            raise UsageError(f"method must be a Method, got {method!r}; use dear.load for a run folder")
         self.method = method
         self.calibration = calibration
         self.reference = reference
@@ -96,10 +106,21 @@ class Model:
 
     @classmethod
     def of(cls, run: Run, backbone: Any = None, device: str = "auto") -> Model:
-        """The model of a run folder, a method or a model; `backbone` says where that of a folder moved to."""
+        """The model of a run folder, a method, a model, or a fitted `Classifier`.
+
+        `backbone` replaces the backbone that a run folder names.
+        """
+        run = getattr(run, "run_", run)  # of a fitted Classifier
         if isinstance(run, Model):
             return run
-        return cls(run) if isinstance(run, Method) else cls.load(run, backbone, pick_device(device))
+        if isinstance(run, Method):
+            return cls(run)
+        if not isinstance(run, str | os.PathLike):
+            raise UsageError(
+                "run must be a run folder, a Model, a Method, or a fitted Classifier, got "
+                f"{type(run).__name__}; train one with dear.adapt"
+            )
+        return cls.load(run, backbone, pick_device(device))
 
     @classmethod
     def load(
@@ -440,6 +461,58 @@ class Model:
             error = problems.get(place)
             answers.append(replace(answer, image=name) if error is None else Answer(name, (), error))
         return answers
+
+    def parse_classes(self, classes: str | Sequence[str]) -> tuple[str, ...]:
+        """Class names from a list, or from a text with commas; a `+` before any name adds to its own."""
+        names = split_class_list(classes) if isinstance(classes, str) else classes
+        return resolve_classes(names, self.classes)
+
+    def predict(
+        self,
+        images: Any,
+        *,
+        classes: str | Sequence[str] | None = None,
+        reject: bool | float = False,
+        top: int = 5,
+        mode: str | None = None,
+        unreadable: str = "skip",
+        progress: Progress | None = None,
+    ) -> Predictions:
+        """The likeliest classes of each image, with probabilities, as `dear.predict` returns them.
+
+        Args:
+            images: an image, a folder, a pattern, or a list of them; Pillow images and arrays; an image set.
+            classes: other classes than the trained ones, see `parse_classes`.
+            reject: mark images that belong to none of the classes; a number is the share of images of known
+                classes that may be rejected, True means 0.05.
+            top: classes per image.
+            mode: way to predict; None: the usual one.
+            unreadable: "skip" answers an image that cannot be read with an error, "stop" raises.
+            progress: called with ("images", images done, images in all).
+
+        Raises:
+            InputError: none of the images can be read.
+        """
+        predictions = Predictions(
+            tuple(
+                self.answers(
+                    find_inputs(images),
+                    classes=None if classes is None else self.parse_classes(classes),
+                    reject=share_of_rejected(reject),
+                    top=top,
+                    mode=mode,
+                    unreadable=unreadable,
+                    progress=progress,
+                )
+            )
+        )
+        predictions.require_readable()
+        return predictions
+
+    def __getattr__(self, name: str) -> Any:
+        """Names of other libraries: the error says what to use instead."""
+        remedy = f"; use {_ALTERNATIVES[name]}" if name in _ALTERNATIVES else ""
+        raise AttributeError(f"'Model' object has no attribute {name!r}{remedy}")
 
     def evaluate(
         self,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from dear.images.views import Size
 from dear.methods.dear import DeAR
 from dear.serve.engine import ImageJob
 from dear.serve.errors import Refused
+from dear.serve.shared_cache import SharedCache, Sized
 from dear.serve.stages import collect_stages
 from dear.serve.store import Adapter
 
@@ -116,25 +117,12 @@ def search_by(adapter: Adapter, way: str, clip: Clip) -> Search:
     return ByHeads(clip, roles)
 
 
-@dataclass
-class _Index:
-    """A gallery that is, or is being, computed for one way to search it."""
-
-    task: asyncio.Task[Similarity]
-    waiters: int = 0
-
-    @property
-    def failed(self) -> bool:
-        """Whether it must be computed again."""
-        return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
-
-
 class Galleries:
     """Galleries by name; `compute` answers jobs of a caller in the service's queue."""
 
     def __init__(self, images: Mapping[str, ImageSet], size: Size, compute: Compute) -> None:
         self._images, self._size, self._compute_jobs = dict(images), size, compute
-        self._cached: OrderedDict[tuple[Hashable, ...], _Index] = OrderedDict()
+        self._indexes: SharedCache[tuple[Hashable, ...], Similarity] = SharedCache(_MOST_CACHED)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -154,35 +142,14 @@ class Galleries:
         return name
 
     async def index(self, gallery: str, search: Search, caller: str = "") -> Similarity:
-        """The function that compares a gallery with a query, computed at the first request for it.
-
-        The computation is charged to that caller. It goes on when requests give up, and it is never canceled
-        while one waits for it.
-        """
+        """The function that compares a gallery with a query, computed in the caller's turns at first."""
         key = (gallery, *search.key)
-        index = self._cached.get(key)
-        if index is None or index.failed:
-            index = _Index(asyncio.create_task(self._compute(gallery, search, caller)))
-            self._cached[key] = index
-        self._cached.move_to_end(key)
-        index.waiters += 1
-        try:
-            return await asyncio.shield(index.task)
-        finally:
-            index.waiters -= 1
-            self._evict(key)
+        compute = partial(self._compute, gallery, search, caller)
+        index = await self._indexes.get(key, caller, compute)
+        self._indexes.discard(lambda other: other[:2] == key[:2] and other != key)  # other versions
+        return index
 
-    def _evict(self, latest: tuple[Hashable, ...]) -> None:
-        """Remove other versions of an adapter and the least recently used; not those that requests need."""
-        keys = [key for key in self._cached if key != latest]
-        old = [key for key in keys if key[:2] == latest[:2]]
-        for key in (*old, *keys[: max(0, len(self._cached) - len(old) - _MOST_CACHED)]):
-            index = self._cached.get(key)
-            if index is not None and not index.waiters:
-                index.task.cancel()
-                del self._cached[key]
-
-    async def _compute(self, gallery: str, search: Search, caller: str) -> Similarity:
+    async def _compute(self, gallery: str, search: Search, caller: str) -> Sized[Similarity]:
         images, loop = self._images[gallery], asyncio.get_running_loop()
         parts: list[Tensor] = []
         with collect_stages():  # several requests may wait for it
@@ -190,7 +157,8 @@ class Galleries:
                 rows = list(range(start, min(start + _CHUNK, len(images))))
                 pixels = await loop.run_in_executor(None, images.pixels, rows, self._size)
                 parts += await self._answers([search.job(one) for one in pixels], caller)
-            return await loop.run_in_executor(None, search.index, torch.stack(parts))
+            index = await loop.run_in_executor(None, search.index, torch.stack(parts))
+        return Sized(index, (1,))
 
     async def _answers(self, jobs: Sequence[ImageJob], caller: str) -> list[Tensor]:
         while True:
@@ -210,6 +178,4 @@ class Galleries:
 
     def close(self) -> None:
         """Stop what is being computed."""
-        for index in self._cached.values():
-            if not index.task.done():
-                index.task.get_loop().call_soon_threadsafe(index.task.cancel)
+        self._indexes.close()

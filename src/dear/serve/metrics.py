@@ -103,13 +103,12 @@ class _Filtered:
     def collect(self) -> Iterator[Metric]:
         """The metrics."""
         for metric in self._registry.collect():
-            samples = [one for one in metric.samples if self._shows(one.labels.get("model"))]
-            kept = Metric(metric.name, metric.documentation, metric.type)
-            kept.samples = samples
-            yield kept
-
-    def _shows(self, model: str | None) -> bool:
-        return model is None or self._can_access(model)
+            shown = Metric(metric.name, metric.documentation, metric.type)
+            shown.samples = [
+                one for one in metric.samples
+                if "model" not in one.labels or self._can_access(one.labels["model"])
+            ]  # fmt: skip
+            yield shown
 
 
 def _one_of(seen: set[T], value: T, most: int, other: T) -> T:

@@ -27,7 +27,7 @@ from dear.serve.docs_page import docs_page
 from dear.serve.errors import Refused
 from dear.serve.galleries import search_by
 from dear.serve.keys import MANAGEMENT, Caller
-from dear.serve.requests import embedding_inputs, receive_body, requested_classes
+from dear.serve.requests import O, embedding_inputs, receive_body, requested_classes
 from dear.serve.schemas import (
     Classified,
     ClassifyOptions,
@@ -74,6 +74,15 @@ class Call:
 
     service: Service
     caller: Caller
+
+    async def read_images(self, request: Request, options: type[O]) -> tuple[list[Upload], O]:
+        """Images and options of a request about an adapter that exists."""
+        if "name" in request.path_params:
+            self.service.store.card(request.path_params["name"])  # before the body is read
+        uploads, values = await self.service.reader.read(request, options, self.caller.name)
+        if not uploads:
+            raise Refused(400, "the request has no image; send at least one")
+        return uploads, values
 
 
 def service_of(request: Request) -> Service:
@@ -126,13 +135,10 @@ async def classify(request: Request) -> Response:
     explain = request.query_params.get("explain")
     if explain not in (None, "roles"):
         raise Refused(400, f"explain must be 'roles', got {explain[:80]!r}")
-    service, caller = call.service, call.caller
-    with service.traffic.request(caller):
-        service.store.card(name)  # before the body is read
-        uploads, options = await service.reader.read(request, ClassifyOptions, caller.name)
-        _require_images(uploads)
-        async with service.time_limit():
-            images = await service.decoder.decode(uploads, caller.name)
+    with call.service.traffic.request(call.caller):
+        uploads, options = await call.read_images(request, ClassifyOptions)
+        async with call.service.time_limit():
+            images = await call.service.decoder.decode(uploads, call.caller.name)
             adapter, bodies = await _classify(call, name, images, options, explain is not None)
     return _json(_reply(adapter, _per_image(uploads, bodies)))
 
@@ -143,8 +149,7 @@ async def compare(request: Request) -> Response:
     call = identify(request)
     service, caller = call.service, call.caller
     with service.traffic.request(caller):
-        uploads, options = await service.reader.read(request, CompareOptions, caller.name)
-        _require_images(uploads)
+        uploads, options = await call.read_images(request, CompareOptions)
         if not 1 <= len(options.models) <= MOST_MODELS or len(set(options.models)) < len(options.models):
             raise Refused(400, f"models must be 1 to {MOST_MODELS} different names of adapters")
         for name in options.models:
@@ -191,9 +196,7 @@ async def retrieve(request: Request) -> Response:
     call, name = identify(request), request.path_params["name"]
     service, caller = call.service, call.caller
     with service.traffic.request(caller):
-        service.store.card(name)
-        uploads, options = await service.reader.read(request, RetrieveOptions, caller.name)
-        _require_images(uploads)
+        uploads, options = await call.read_images(request, RetrieveOptions)
         async with service.time_limit():
             adapter = await service.adapter(name)
             gallery = service.galleries.name_of(options.gallery)
@@ -233,11 +236,6 @@ async def embeddings(request: Request) -> Response:
     data = [{"object": "embedding", "index": n, "embedding": encode(row)} for n, row in enumerate(rows)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return _json({"object": "list", "data": data, "model": service.backbone, "usage": usage})
-
-
-def _require_images(uploads: Sequence[Upload]) -> None:
-    if not uploads:
-        raise Refused(400, "the request has no image; send at least one")
 
 
 def _per_image(uploads: Sequence[Upload], answers: Sequence[dict[str, Any] | Refused]) -> list[Any]:

@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -25,7 +25,6 @@ from dear.runs.answer import Answer
 from dear.runs.ranking import Ranking
 from dear.serve.archive import install_run, recover
 from dear.serve.batcher import Batcher
-from dear.serve.class_lists import ClassList, ClassLists
 from dear.serve.decoding import Decoder, Decoding
 from dear.serve.engine import Answerer, Engine, ImageJob
 from dear.serve.errors import Refused
@@ -36,6 +35,7 @@ from dear.serve.middleware import LOG
 from dear.serve.requests import RequestReader
 from dear.serve.role_bars import role_bars
 from dear.serve.settings import ServeSettings
+from dear.serve.shared_cache import SharedCache, Sized
 from dear.serve.stages import collect_stages, stage
 from dear.serve.store import Adapter, AdapterStore, Card
 from dear.serve.texts import prepare_texts
@@ -49,8 +49,9 @@ _EXPLAINING = 3  # images that one explained image costs as much as
 _EXPLAINED_AT_ONCE = 4  # images, between two batches
 _TEXTS_AT_ONCE = 16  # of an embedding request that are encoded between two batches
 _LEAST_TEXTS = 4  # on a slow machine: fewer at once cost more
+_MOST_LISTED = (256, 16_000, 256 * 2**20)  # class lists, their classes, and their bytes that are cached
 
-
+ClassList = tuple[str, str, tuple[str, ...]]  #: name and version of an adapter, classes
 Image = Tensor | Refused  #: decoded, uint8 [3, S, S], or why it was not
 
 
@@ -81,7 +82,7 @@ class Service:
         recover(folder)
         self.store.refresh()
         size = clip.config.view
-        decoding = Decoding(size, limits, settings.reduced_jpeg)
+        decoding = Decoding(size, limits)
         self.decoder = Decoder(settings.decoding(device), decoding)
         self.reader = RequestReader(decoding)
         engine = Engine(clip, settings.precision, recorder)
@@ -103,7 +104,7 @@ class Service:
         self._loaders = ThreadPoolExecutor(4, thread_name_prefix="dear-serve-load")
         self._builders = ThreadPoolExecutor(1, thread_name_prefix="dear-serve-classes")
         self._managers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-manage")
-        self.class_lists = ClassLists()
+        self.class_lists: SharedCache[ClassList, Answerer] = SharedCache(*_MOST_LISTED)
         self._pace = Pace(least=_LEAST_TEXTS)
         self._stopping = threading.Event()
         self._memory = ExitStack()
@@ -144,28 +145,19 @@ class Service:
                 if adapter is None:
                     loop = asyncio.get_running_loop()
                     adapter = await loop.run_in_executor(self._loaders, self.store.get, name)
-                await self._prepared(adapter)
+                if not adapter.prepared:  # the cost is not charged to the first caller
+                    if adapter.preparing is None or adapter.preparing.done():
+                        adapter.preparing = asyncio.create_task(self._prepare(adapter))
+                    await asyncio.shield(adapter.preparing)
         return adapter
-
-    async def _prepared(self, adapter: Adapter) -> None:
-        """Encode the texts of the adapter's classes once; the cost is not charged to the first caller."""
-        if adapter.prepared:
-            return
-        if adapter.preparing is None or adapter.preparing.done():
-            adapter.preparing = asyncio.create_task(self._prepare(adapter))
-        await asyncio.shield(adapter.preparing)
 
     async def _prepare(self, adapter: Adapter) -> None:
         with collect_stages():  # not part of the request that came first
-            adapter.rows = await prepare_texts(adapter.answerer, self._for_adapters, self._pace)
+            # Whatever its cost, a slice counts as one image: answers wait for it.
+            adapter.rows = await prepare_texts(
+                adapter.answerer, lambda function, _: self.batcher.call(function, _ADAPTERS), self._pace
+            )
         adapter.prepared = True
-
-    async def _for_adapters(self, function: Callable[[], Any], cost: float) -> Any:
-        """Call a function between batches; whatever its cost it counts as one image: answers wait for it."""
-        return await self.batcher.call(function, _ADAPTERS)
-
-    def _in_turn(self, caller: str) -> Callable[[Callable[[], Any], float], Awaitable[Any]]:
-        return lambda function, cost: self.batcher.call(function, caller, cost)
 
     async def on_classes(
         self, adapter: Adapter, classes: tuple[str, ...] | None, caller: str = ""
@@ -175,19 +167,21 @@ class Service:
             return adapter.answerer
         key = (adapter.card.name, adapter.card.version, classes)
         answerer = self.class_lists.find(key)
-        if answerer is None:
-            with stage("classes"):
-                prepare = partial(self._prepare_list, adapter, classes, caller)
-                answerer = await self.class_lists.prepare(key, caller, prepare)
-        return answerer
+        if answerer is not None:
+            return answerer
+        with stage("classes"):
+            prepare = partial(self._prepare_list, adapter, classes, caller)
+            return await self.class_lists.get(key, caller, prepare)
 
-    async def _prepare_list(self, adapter: Adapter, classes: tuple[str, ...], caller: str) -> ClassList:
+    async def _prepare_list(self, adapter: Adapter, classes: tuple[str, ...], caller: str) -> Sized[Answerer]:
         with collect_stages():  # several requests may wait for it
             loop = asyncio.get_running_loop()
             answerer = await loop.run_in_executor(self._builders, adapter.on_classes, classes)
-            rows = await prepare_texts(answerer, self._in_turn(caller), self._pace, adapter.rows)
+            rows = await prepare_texts(
+                answerer, lambda slice, cost: self.batcher.call(slice, caller, cost), self._pace, adapter.rows
+            )
         names = sum(map(sys.getsizeof, classes))
-        return ClassList(answerer, names + (0 if rows is None else rows.bytes))
+        return Sized(answerer, (1, len(classes), names + (0 if rows is None else rows.bytes)))
 
     async def features(self, images: Sequence[Image], caller: str = "") -> list[Tensor | Refused]:
         """Unit features [E] of each image under the frozen backbone, or why there is none."""
@@ -302,10 +296,9 @@ class Service:
         side = self.clip.config.vision.image_size
         blank = torch.full((3, side, side), 127, dtype=torch.uint8)
         try:
-            answer = asyncio.run(
-                asyncio.wait_for(self._trial_logits(adapter, blank), self.settings.limits.seconds)
-            )
-            _require_finite(answer, adapter.card.name)
+            trial = asyncio.wait_for(self._trial_logits(adapter, blank), self.settings.limits.seconds)
+            if not bool(asyncio.run(trial).isfinite().all()):
+                raise _not_finite(adapter.card.name)
         except Exception as error:  # the values of an adapter may fail in any way
             LOG.warning(json.dumps({"upload": adapter.card.name, "failed": repr(error)}))
             raise Refused(400, "the run cannot be served: it does not answer an image") from error
@@ -365,11 +358,6 @@ def _ranking(answerer: Answerer, *options: Any) -> Ranking:
         raise Refused(400, str(error)) from None
 
 
-def _require_finite(scores: Tensor, name: str) -> None:
-    """Refuse scores that are not finite: an adapter's values may be finite and too large."""
-    if not bool(torch.isfinite(scores).all()):
-        raise _not_finite(name)
-
-
 def _not_finite(name: str) -> Refused:
+    """The refusal of scores that are not finite: an adapter's values may be finite and too large."""
     return Refused(409, f"adapter {name!r} returns scores that are not finite; train it again")

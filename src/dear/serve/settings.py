@@ -54,7 +54,6 @@ class ServeSettings:
     poll_seconds: float = 2.0  #: between two looks at the runs folder
     stall_seconds: float = 10.0  #: without an answer, while images wait, after which the service is not ready
     drain_seconds: float = 30.0  #: for requests in flight when the service is stopped
-    reduced_jpeg: bool = False  #: decode large JPEG files at a reduced scale: faster, features a little off
     precision: str = "auto"  #: of the backbone's matrices, as in the recipe
     open_metrics: bool = False  #: whether /metrics needs no key where keys are set
 

@@ -229,7 +229,7 @@ class AdapterStore:
             error: Exception | None = None
             for patience in _PATIENCE:
                 card = self.card(name)
-                adapter = self._ready(card)
+                adapter = self.ready(name)
                 if adapter is not None:
                     return adapter
                 version, until = self._failed.get(name, ("", 0.0))
@@ -237,8 +237,10 @@ class AdapterStore:
                     raise _cannot_be_served(name)
                 try:
                     adapter = self.load_adapter(card, self.folder / name)
-                    if self._keep_current(card, adapter):
-                        return adapter
+                    with self._lock:
+                        if self._cards.get(name) is card:  # else its run was replaced meanwhile
+                            self._keep(adapter)
+                            return adapter
                 except (DearError, OSError) as failure:
                     error = failure
                 time.sleep(patience)  # a run that is being replaced is there again in a moment
@@ -249,29 +251,17 @@ class AdapterStore:
                 self._failed[name] = (card.version, time.monotonic() + _RETRY_SECONDS)
             raise _cannot_be_served(name) from error
 
-    def _keep_current(self, card: Card, adapter: Adapter) -> bool:
-        """Keep a loaded adapter unless its run was replaced meanwhile."""
-        with self._lock:
-            current = self._cards.get(card.name) is card
-            if current:
-                self._keep(adapter)
-            return current
-
     def _reason(self, error: Exception) -> str:
         """An error's sentence without the place of the folder on this machine."""
         return str(error).replace(f"{self.folder}{os.sep}", "")
 
     def ready(self, name: str) -> Adapter | None:
-        """The adapter if it is loaded."""
-        return self._ready(self.card(name))
-
-    def _ready(self, card: Card) -> Adapter | None:
-        """The loaded adapter of a card, marked as used."""
+        """The adapter if it is loaded, marked as used."""
         with self._lock:
-            adapter = self._loaded.get(card.name)
+            card, adapter = self.card(name), self._loaded.get(name)
             if adapter is None or adapter.card.version != card.version:
                 return None
-            self._loaded.move_to_end(card.name)
+            self._loaded.move_to_end(name)
             return adapter
 
     def unload(self, name: str) -> None:

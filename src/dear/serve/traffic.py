@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,18 +19,18 @@ class Traffic:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._requests: dict[str, int] = {}
-        self._bytes: dict[str, int] = {}
+        self._requests: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
         self._tokens: dict[str, tuple[float, float]] = {}  # of a caller, and when they were counted
 
     @contextmanager
     def request(self, caller: Caller) -> Iterator[None]:
         """A request while it is answered."""
         most = self.limits.requests if caller.requests is None else caller.requests
-        count = self._requests.get(caller.name, 0)
+        count = self._requests[caller.name]
         if count >= most:
             raise Refused(429, f"{count} requests of this key are being answered; try again", retry_after=1)
-        self._requests[caller.name] = count + 1
+        self._requests[caller.name] += 1
         try:
             yield
         finally:

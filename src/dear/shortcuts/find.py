@@ -26,6 +26,7 @@ TIED = 0.01  #: above their limits, from which on scores count as equal: one edi
 NEAR = 0.1  #: distance from its limit at which the closest property below it is mentioned
 
 _LIMITS = {each.name: each.limit for each in PROPERTIES}
+_TITLES = {each.name: each.title for each in PROPERTIES}
 FILE_SIZE = Property("bytes per pixel", "strongly compressed", "weakly compressed")
 
 #: which of several findings with equal scores says most about what was done
@@ -54,22 +55,35 @@ class Shortcut:
     also: tuple[str, ...] = ()  #: other properties above the limit in the same class
 
     @property
+    def title(self) -> str:
+        """The name of the property for people."""
+        return _TITLES.get(self.name, self.name)
+
+    @property
+    def also_titles(self) -> tuple[str, ...]:
+        """Names of the other properties for people; measures of the same thing count once."""
+        titles = dict.fromkeys(_TITLES.get(name, name) for name in self.also)
+        return tuple(title for title in titles if title != self.title)
+
+    @property
     def sentence(self) -> str:
         """The finding in words."""
-        verb = "does" if len(self.also) == 1 else "do"
-        also = f"; so {verb} {', '.join(self.also)}" if self.also else ""
+        others = self.also_titles
+        verb = "does" if len(others) == 1 else "do"
+        also = f"; so {verb} {', '.join(others)}" if others else ""
         are = f"have {self.look[5:]}" if self.look.startswith("with ") else f"are {self.look}"
         if self.mark is not None and self.mark.share < 1:
             share = f"{self.mark.share:.0%} of the images of {self.class_name}"
             return f"{share} {are}; hardly any other image does{also}."
         score = f"separates them from all other images (score {self.score:.2f})"
-        return f"Images of {self.class_name} {are}: {self.name} alone {score}{also}."
+        return f"Images of {self.class_name} {are}: {self.title} alone {score}{also}."
 
     def report(self) -> dict[str, object]:
         """Plain values for JSON."""
         return {
             "class": self.class_name,
-            "property": self.name,
+            "property": self.title,
+            "measure": self.name,
             "without": self.kind or None,
             "score": round(self.score, 4),
             "look": self.look,
@@ -77,7 +91,7 @@ class Shortcut:
             "others_median": None if self.values is None else round(self.values[1], 4),
             "place": None if self.mark is None else self.mark.place,
             "share": None if self.mark is None else self.mark.share,
-            "also": list(self.also),
+            "also": list(self.also_titles),
         }
 
 

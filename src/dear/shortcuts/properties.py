@@ -39,6 +39,11 @@ class Property:
     edit: str = ""  #: kind of edit that changes it (`dear.shortcuts.edits`); empty: a model cannot see it
     limit: float = 0.95  #: minimum score of a finding; lower if natural classes hardly differ in it
 
+    @property
+    def title(self) -> str:
+        """Its name for people; the measures of a color cast share one, and `low` and `high` say more."""
+        return "color cast" if self.edit == "cast" else self.name
+
 
 PROPERTIES: tuple[Property, ...] = (
     Property("brightness", "dark", "bright", "brightness"),

@@ -19,6 +19,7 @@ from dear.heads.names import CONCEPTS
 from dear.heads.roles import RoleMap
 from dear.shortcuts.choose import ORDER, Choice, choose
 from dear.shortcuts.edits import KINDS
+from dear.shortcuts.properties import PROPERTIES
 from dear.shortcuts.removal import Repair, combine, remove_examples, remove_heads, remove_span
 from dear.utils.files import PathLike
 from dear.utils.pairs import split_names
@@ -78,6 +79,8 @@ class Without:
 
         >>> Without.of("location,color").concepts
         ('location', 'color')
+        >>> Without.of("color cast").concepts
+        ('cast',)
         >>> Without.of("background: lab bench, outdoors").concepts
         ('background: lab bench, outdoors',)
         >>> Without.of(["location", "light"], examples=["light=lamps"]).examples
@@ -87,9 +90,10 @@ class Without:
             return concepts
         names: list[str] = []
         for text in [concepts] if isinstance(concepts, str) else concepts:
-            names += (
-                [text.strip()] if ":" in text else split_names(text)
-            )  # commas after a colon separate values
+            names += [text.strip()] if ":" in text else split_names(text)  # commas separate values
+        if examples is None:  # a concept of one's own may have any name
+            titles = {each.title: each.edit for each in PROPERTIES if each.edit in KINDS}  # as audits print
+            names = [name if name in KINDS else titles.get(name, name) for name in names]
         names = list(dict.fromkeys(names))
         by_concept = _examples_by_concept(names, examples)
         for name in names:

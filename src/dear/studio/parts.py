@@ -25,6 +25,10 @@ from dear.utils.progress import Progress
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST_VISITORS = 1000
 
+# gradio ignores an event whose function still runs, unless `trigger_mode` says otherwise.
+LATEST = "always_last"  #: runs once more afterwards, with the values that the page has then
+EVERY_SELECTION = "multiple"  #: runs for each; what was selected is part of the event, so none can be merged
+
 
 @dataclass(frozen=True)
 class Context:

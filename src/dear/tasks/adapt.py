@@ -8,7 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from dear.clip.model import Clip
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, unlabeled_images
+from dear.data.inputs import as_images, is_frame
+from dear.data.open import open_data
 from dear.data.texts import read_texts
 from dear.data.tree import read_tree
 from dear.errors import DiskError, UsageError
@@ -34,7 +36,7 @@ _log = logging.getLogger("dear")
 
 
 def adapt(
-    data: PathLike | ImageSet,
+    data: PathLike | ImageSet | Any,
     out: PathLike | None = None,
     *,
     method: str = "dear",
@@ -48,7 +50,7 @@ def adapt(
     options: Mapping[str, Any] | Sequence[str] | None = None,
     recipe: str | Mapping[str, Any] | Sequence[str] | None = None,
     balance: bool = True,
-    unlabeled: PathLike | ImageSet | None = None,
+    unlabeled: PathLike | ImageSet | Any | None = None,
     unlabeled_weight: float | None = None,
     unreadable: str = "stop",
     without: str | Sequence[str] | Without | None = None,
@@ -126,6 +128,12 @@ def adapt(
         >>> len(run.classes)
         12
     """
+    source, held_out = data, None
+    if is_frame(data):
+        source, held_out = "frame", open_held_out(data, data_root, margin)
+        data = open_data(data, "train", root=data_root, template=template, margin=margin)
+    if is_frame(unlabeled):
+        unlabeled = unlabeled_images(as_images(unlabeled))
     if epochs is not None and epochs < 1:
         raise UsageError(f"epochs must be at least 1, got {epochs}")
     if roles is not None and not isinstance(roles, RoleMap):
@@ -159,9 +167,10 @@ def adapt(
     )
     if out is not None:
         check_folder(out, resume)
-    held_out = None if isinstance(data, ImageSet) else open_held_out(data, data_root, margin)
+    if not isinstance(data, ImageSet):
+        held_out = open_held_out(data, data_root, margin)
     if held_out is not None:
-        check_held_out(open_training(spec), held_out)
+        check_held_out(data if isinstance(data, ImageSet) else open_training(spec), held_out)
     job = prepare(
         spec,
         data if isinstance(data, ImageSet) else None,
@@ -179,7 +188,7 @@ def adapt(
     metrics: dict[str, Any] = {} if job.focus is None else {"focus": asdict(job.focus)}
     if check and held_out is not None:
         accuracy = held_out_accuracy(model, held_out, progress)
-        metrics[HELD_OUT.format(data)] = {
+        metrics[HELD_OUT.format(source)] = {
             "accuracy": accuracy.after,
             "zero_shot": accuracy.before,
             "images": accuracy.images,

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.data.images import ImageSet, require_one_label
+from dear.data.inputs import is_frame
+from dear.data.open import open_data
 from dear.data.texts import read_texts
 from dear.errors import DataError, UsageError
 from dear.heads.roles import RoleMap
@@ -216,6 +218,8 @@ def choose(
         raise UsageError("out is the run folder of adapt; set adapt, or leave out out")
     if out is not None:
         check_folder(out, resume=False)
+    if is_frame(data):
+        data = open_data(data, "train", root=data_root, template=template)
     images = data if isinstance(data, ImageSet) else None
     spec = Spec().changed(
         data=None if isinstance(data, ImageSet) else data,

@@ -21,6 +21,7 @@ from torch import Tensor
 from dear.calibration.reference import Reference
 from dear.data.duplicates import find_file_duplicates
 from dear.data.folds import Places, equal_rows
+from dear.data.inputs import is_frame
 from dear.errors import UsageError
 from dear.images.names import find_images
 from dear.images.open import open_image
@@ -129,7 +130,7 @@ class Drift:
 
 def drift(
     run: PathLike | Model,
-    images: Sequence[PathLike],
+    images: PathLike | Sequence[PathLike] | Any,
     *,
     backbone: Any = None,
     out: PathLike | None = None,
@@ -140,7 +141,7 @@ def drift(
 
     Args:
         run: run folder or model.
-        images: files, folders or patterns, at least ten images.
+        images: a folder; files, folders or patterns; or a frame with a column `path`: at least ten images.
         backbone: for a run whose backbone moved.
         out: where to write a page; None: nowhere.
         device: "auto", "cpu", "cuda", …
@@ -154,7 +155,9 @@ def drift(
         False
     """
     model = Model.of(run, backbone, device)
-    files = find_images([os.fspath(each) for each in images])
+    names = images["path"] if is_frame(images) else images
+    names = [names] if isinstance(names, str | os.PathLike) else names
+    files = find_images([os.fspath(each) for each in names])
     if len(files) < MIN_IMAGES:
         raise UsageError(f"drift needs at least {MIN_IMAGES} images, got {len(files)}")
     reference = reference_of(model, progress)

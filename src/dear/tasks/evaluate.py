@@ -17,6 +17,7 @@ from dear.clip.model import Clip
 from dear.data import halves
 from dear.data.duplicates import find_duplicates
 from dear.data.images import TEMPLATE, ImageSet, even_subset, targets_of
+from dear.data.inputs import is_frame
 from dear.data.open import HELD_OUT_SPLIT, open_data
 from dear.data.texts import read_texts, resolve_texts
 from dear.errors import DataError, DiskError, RunError, UsageError
@@ -28,9 +29,10 @@ from dear.runs.evaluate import Evaluation, Rejection, share_interval
 from dear.runs.evaluate_sets import SetEvaluation
 from dear.runs.folder import add_metrics
 from dear.runs.model import Model, Run
+from dear.runs.predictions import Predictions
 from dear.shortcuts.without import Without, remove
 from dear.tasks.load import load_model
-from dear.tasks.predict import Predictions, predict
+from dear.tasks.predict import predict
 from dear.tasks.retrieve import gallery_of
 from dear.utils.files import PathLike
 from dear.utils.notices import warn
@@ -101,7 +103,7 @@ def evaluate(
         rejection = _rejection(evaluation, outside.float(), limit, reject_share)
         evaluation = replace(evaluation, rejection=rejection)
     if isinstance(run, str | os.PathLike) and (Path(run) / "config.json").is_file():
-        name = images.name if isinstance(data, ImageSet) else os.fspath(data)
+        name = os.fspath(data) if isinstance(data, str | os.PathLike) else images.name
         _note_in_run(run, f"evaluation of {name} ({split})", evaluation)
     return evaluation
 
@@ -196,7 +198,7 @@ def zeroshot(
         return predict(method, data, top=top, unreadable=unreadable, progress=progress)
     if isinstance(data, ImageSet):
         images = data
-    elif isinstance(data, str | os.PathLike):
+    elif isinstance(data, str | os.PathLike) or is_frame(data):
         images = open_data(data, split, root=data_root, template=template, margin=margin)
     else:
         raise UsageError("a list of images has no labels; name the classes to choose from with classes")
@@ -246,7 +248,7 @@ class HeldOutAccuracy:
     measure: str = "accuracy"  #: or `MEAN_PRECISION`, of a run with several labels
 
 
-def open_held_out(data: PathLike, root: PathLike | None = None, margin: float = 0.0) -> ImageSet | None:
+def open_held_out(data: PathLike | Any, root: PathLike | None = None, margin: float = 0.0) -> ImageSet | None:
     """The images that a training on a dataset holds out, or None where it holds out none."""
     try:
         images = open_data(data, HELD_OUT_SPLIT, root=root, margin=margin)

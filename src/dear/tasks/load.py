@@ -10,6 +10,7 @@ import torch
 
 from dear.clip import factory
 from dear.clip.model import Clip
+from dear.errors import UsageError
 from dear.runs.folder import FORMAT
 from dear.runs.model import Model, Run
 from dear.tasks.share.transfer import HUB, local_run
@@ -20,6 +21,7 @@ def load(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     activation: str | None = None,
+    backbone: str | os.PathLike[str] | Clip | None = None,
 ) -> Any:
     """Load a backbone as a `Clip`, or a run as a `Model`.
 
@@ -31,6 +33,7 @@ def load(
         device: where the weights go.
         dtype: precision of a backbone. Norms and the logit scale keep the checkpoint's, where it is higher.
         activation: "quick_gelu" or "gelu", only for a bare weight file that does not contain it.
+        backbone: of a run whose backbone moved; None: the one that the run names.
 
     Returns:
         `Model` for a run, else `Clip`, frozen and in eval mode.
@@ -45,7 +48,9 @@ def load(
         128
     """
     if is_run(source):
-        return Model.load(local_run(source), device=device)
+        return Model.load(local_run(source), backbone, device)
+    if backbone is not None:
+        raise UsageError(f"backbone is only for runs, and {os.fspath(source)!r} is no run; leave it out")
     return factory.load(source, device, dtype, activation)
 
 

@@ -5,31 +5,21 @@ An exported model answers without PyTorch, so modules that import it are importe
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dear.errors import InputError, UsageError
 from dear.images.names import find_images
-from dear.runs.answer import NONE_OF_THESE, Answer
+from dear.runs.answer import Answer, share_of_rejected
+from dear.runs.predictions import Predictions
 from dear.utils.progress import Progress
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from dear.clip.model import Clip
     from dear.data.batches import Images
     from dear.runs.model import Run
     from dear.utils.files import PathLike
-
-#: Spreadsheets run a cell that starts with one of these as a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @runtime_checkable
@@ -48,137 +38,6 @@ class Exported(Protocol):
         certain: float | None = None,
     ) -> list[Answer]:
         """The likeliest classes of each image."""
-
-
-@dataclass(frozen=True)
-class Predictions(Sequence[Answer]):
-    """Answers for images, in their order; a notebook shows them as a table."""
-
-    answers: tuple[Answer, ...]
-
-    @overload
-    def __getitem__(self, place: int) -> Answer: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Predictions: ...
-
-    def __getitem__(self, place: int | slice) -> Answer | Predictions:
-        return Predictions(self.answers[place]) if isinstance(place, slice) else self.answers[place]
-
-    def __len__(self) -> int:
-        return len(self.answers)
-
-    def __iter__(self) -> Iterator[Answer]:
-        return iter(self.answers)
-
-    def __repr__(self) -> str:
-        shown = ", ".join(repr(label) for label in self.labels[:5]) + (", …" if len(self) > 5 else "")
-        return f"<Predictions: {len(self)} images, {shown}>"
-
-    @property
-    def labels(self) -> list[str | None]:
-        """The answer of each image: a class, "none of these", or None for an unreadable image."""
-        return [_label(answer) for answer in self.answers]
-
-    @property
-    def errors(self) -> list[str]:
-        """Why images could not be read, one message each."""
-        return [answer.error for answer in self.answers if answer.error is not None]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row per image; all have the same columns.
-
-        `answer` is the class, or "none of these" for a rejected image; `class_1`, `probability_1`, … are the
-        likeliest classes of every image that could be read, rejected ones included.
-        """
-        count = max([1, *(len(answer.classes) for answer in self.answers)])
-        rows = []
-        for answer in self.answers:
-            row: dict[str, Any] = {"image": answer.image, "answer": _label(answer)}
-            for place in range(count):
-                name, value = answer.classes[place] if place < len(answer.classes) else (None, None)
-                row[f"class_{place + 1}"], row[f"probability_{place + 1}"] = name, value
-            rows.append({**row, "rejected": answer.rejected, "error": answer.error})
-        return rows
-
-    def plain(self) -> list[dict[str, Any]]:
-        """Plain values for JSON, one object per image."""
-        return [
-            {
-                "image": answer.image,
-                "answer": _label(answer),
-                "classes": [{"name": name, "probability": value} for name, value in answer.classes],
-                "rejected": answer.rejected,  # null: rejection is off
-                **(
-                    {}
-                    if answer.node is None
-                    else {"node": {"name": answer.node[0], "probability": answer.node[1]}}
-                ),
-                **({} if answer.labels is None else {"labels": list(answer.labels)}),
-                "error": answer.error,
-            }
-            for answer in self.answers
-        ]
-
-    def to_frame(self) -> pd.DataFrame:
-        """The rows as a pandas table."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows())
-
-    def write_csv(self, path: PathLike) -> None:
-        """Write one row per image.
-
-        A text that a spreadsheet would run as a formula gets an apostrophe before it; line breaks in file
-        names are quoted as CSV has it.
-        """
-        from dear.utils.files import write_atomic
-
-        rows = self.rows()
-        text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(rows[0] if rows else ("image", "answer", "rejected", "error"))
-        for row in rows:
-            table.writerow([_cell(value) for value in row.values()])
-        write_atomic(Path(path), text.getvalue())
-
-    def write_jsonl(self, path: PathLike) -> None:
-        """Write one JSON object per image and line."""
-        from dear.utils.files import write_atomic
-
-        lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in self.plain())
-        write_atomic(Path(path), lines)
-
-    def _repr_html_(self) -> str:
-        rows = ""
-        for answer in self.answers[:50]:
-            likeliest = ", ".join(f"{name} {value:.1%}" for name, value in answer.classes[:3])
-            cells = (answer.image, _label(answer) or "", answer.error or likeliest)
-            rows += "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
-        more = f"<p>and {len(self) - 50} more</p>" if len(self) > 50 else ""
-        head = "<tr><th>image</th><th>answer</th><th>likeliest classes</th></tr>"
-        return f"<table>{head}{rows}</table>{more}"
-
-
-def _label(answer: Answer) -> str | None:
-    if answer.rejected:
-        return NONE_OF_THESE
-    if answer.labels is not None:
-        return ";".join(answer.labels) or NONE_OF_THESE
-    if answer.node is not None:
-        return answer.node[0]
-    return answer.classes[0][0] if answer.classes else None
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.6f}"
-    text = str(value)
-    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def predict(
@@ -234,7 +93,7 @@ def predict(
         >>> predictions.to_frame()                             # doctest: +SKIP
     """
     _check_options(top, unreadable)
-    share = reject_share if reject is True else float(reject) if reject else None
+    share = share_of_rejected(reject or None, reject_share)
     if together and not isinstance(run, Exported):
         from dear.tasks.load import load_model as load_together
 
@@ -250,17 +109,14 @@ def predict(
         settings = {"top": top, "mode": mode, "reject": share, "certain": certain}
         answers = _predict_exported(run, _files(images), settings, unreadable)
     else:
-        from dear.runs.class_lists import resolve_classes, split_class_list
+        from dear.data.inputs import find_inputs
         from dear.tasks.load import load_model
 
-        pictures = _images(images)
+        pictures = find_inputs(images)
         model = load_model(run, backbone, device)
-        if classes is not None:
-            names = split_class_list(classes) if isinstance(classes, str) else classes
-            classes = resolve_classes(names, model.classes)
         answers = model.answers(
             pictures,
-            classes=classes,
+            classes=None if classes is None else model.parse_classes(classes),
             template=template,
             reject=share,
             certain=certain,
@@ -274,31 +130,12 @@ def predict(
 
             answers = answer_together(model, pictures, answers, top, mode)
     predictions = Predictions(tuple(answers))
-    errors = predictions.errors
-    if errors and len(errors) == len(predictions):
-        raise InputError(
-            errors[0] if len(errors) == 1 else f"none of {len(errors)} images can be read: {errors[0]}"
-        )
+    predictions.require_readable()
     if csv is not None:
         predictions.write_csv(csv)
     if jsonl is not None:
         predictions.write_jsonl(jsonl)
     return predictions
-
-
-def _images(images: Images | str | os.PathLike[str]) -> Images:
-    """Images to answer: files for a path, a folder or a pattern; images in memory as they are."""
-    from dear.data.images import ImageSet
-    from dear.data.inputs import as_images
-
-    if isinstance(images, ImageSet):
-        return images
-    if isinstance(images, str | os.PathLike):
-        return find_images([os.fspath(images)])
-    items = as_images(images)
-    if all(isinstance(item, str | os.PathLike) for item in items):
-        return find_images([os.fspath(item) for item in items])  # type: ignore[arg-type]
-    return items
 
 
 def _files(images: Any) -> list[str]:

@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from dear.errors import DearError, DiskError, UsageError
+from dear.errors import DataError, DearError, DiskError, UsageError
 from dear.utils.text import parse_json
 
 PathLike = str | os.PathLike[str]
@@ -154,6 +154,26 @@ def read_text(
 def read_json(path: PathLike, what: str = "JSON file", max_bytes: int = MAX_TEXT_BYTES) -> Any:
     """Read a JSON file under the rules of `parse_json`; `what` it should be is for messages."""
     return parse_json(read_text(path, what, max_bytes), str(Path(path)), what)
+
+
+def read_mapping(source: PathLike | Mapping[str, Any], name: str, example: str) -> tuple[str, dict[str, Any]]:
+    """A mapping that callers pass as it is or as a JSON file, and what to call it in messages.
+
+    `name` is the parameter; `example` shows a mapping.
+
+    Raises:
+        DataError: it is empty or not a mapping.
+
+    >>> read_mapping({"cat": ["kitty"]}, "texts", example="{}")
+    ('texts', {'cat': ['kitty']})
+    """
+    if isinstance(source, Mapping):
+        place, content = name, dict(source)
+    else:
+        place, content = os.fspath(source), read_json(source, f"JSON file of {name}")
+    if not isinstance(content, dict) or not content:
+        raise DataError(f"{place}: must be an object with at least one entry, such as {example}")
+    return place, content
 
 
 def write_safetensors(

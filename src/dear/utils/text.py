@@ -24,6 +24,7 @@ import difflib
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar
 
@@ -105,6 +106,15 @@ def check_name(name: str) -> str:
             f"the class name {name[:40]!r}… has {len(name)} characters; at most {MAX_NAME} are allowed"
         )
     return check_shown(name, "class name")
+
+
+def fold_name(name: str) -> str:
+    """A class name without differences that CLIP ignores: case, underscores, spaces, Unicode forms.
+
+    >>> fold_name("Tabby_cat") == fold_name("tabby  CAT")
+    True
+    """
+    return " ".join(unicodedata.normalize("NFKC", name).replace("_", " ").casefold().split())
 
 
 def check_shown(text: str, what: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from dataclasses import dataclass, field
 
@@ -12,13 +11,10 @@ from dear.errors import InputError
 from dear.images import jpeg
 from dear.images.headers import read_header
 from dear.images.open import describe_non_image
-from dear.images.views import FORMATS, Size, Source, open_image, side_of, view_pixels
+from dear.images.views import FORMATS, Size, view_pixels
 from dear.serve.errors import Refused
 from dear.serve.settings import Limits
 
-# A JPEG may be decoded at a scale that leaves at least this many times the wanted side. Features then stay
-# within a cosine distance of 2e-4 of those of the whole decoding (benchmarks/serve.py draft).
-REDUCED = 4
 _SIGNATURES = frozenset(
     (b"\x89PNG", b"RIFF", b"GIF8", b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+")
 )
@@ -42,7 +38,6 @@ class Decoding:
 
     size: Size  #: side S of the square, or the whole rule
     limits: Limits = field(default_factory=Limits)  #: of one image
-    reduced: bool = False  #: decode large JPEG files at a reduced scale: faster, pixels a little off
 
     def cost(self, content: bytes) -> Cost:
         """What a file costs to decode. Headers may be long: not called on the event loop.
@@ -72,7 +67,8 @@ class Decoding:
     def pixels(self, content: bytes, most_pixels: int) -> bytes:
         """The bytes of uint8 [3, S, S]."""
         try:
-            view = view_pixels(self._checked(content, most_pixels), self.size)  # [S, S, 3]
+            _check_size(content, most_pixels)
+            view = view_pixels(content, self.size)  # [S, S, 3]
             pixels: bytes = view.transpose(2, 0, 1).tobytes()
             return pixels
         except InputError as error:
@@ -81,25 +77,6 @@ class Decoding:
             raise Refused(400, _reason(error)) from None
         except (MemoryError, RuntimeError):  # PyTorch's kernels raise the latter
             raise Refused(413, "takes too much memory to decode; make it smaller") from None
-
-    def _checked(self, content: bytes, most_pixels: int) -> Source:
-        """The file, or an image at a reduced scale; refused where it is larger than its header states."""
-        header = None if self.reduced else jpeg.read_header(content)
-        if header is not None:
-            _allow(header.width, header.height, most_pixels)
-            return content
-        try:
-            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                size, reducible = image.size, self.reduced and image.format == "JPEG"
-        except Exception:  # the library's reader has the better sentence
-            return content
-        _allow(*size, most_pixels)
-        if reducible:  # the decoder can halve, quarter and eighth
-            with contextlib.suppress(Exception), Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                image.draft("RGB", (REDUCED * side_of(self.size),) * 2)
-                if image.size != size:
-                    return open_image(image)
-        return content
 
 
 def has_signature(content: bytes) -> bool:
@@ -111,7 +88,17 @@ def has_signature(content: bytes) -> bool:
     return content[:4] in _SIGNATURES or content[:2] in _SHORT_SIGNATURES or content[4:8] == b"ftyp"
 
 
-def _allow(width: int, height: int, most_pixels: int) -> None:
+def _check_size(content: bytes, most_pixels: int) -> None:
+    """Refuse a file that is larger than its header states."""
+    header = jpeg.read_header(content)
+    if header is not None:
+        width, height = header.width, header.height
+    else:
+        try:
+            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+                width, height = image.size
+        except Exception:  # the library's reader has the better sentence
+            return
     if width * height > most_pixels:
         raise Refused(413, f"{width} x {height} pixels are more than its header states")
 

@@ -9,7 +9,7 @@ import gradio as gr
 from dear.images.views import open_image
 from dear.runs.class_lists import format_class_list
 from dear.studio import classify
-from dear.studio.parts import Context, TabUpdate, errors_as_output, gallery_look
+from dear.studio.parts import EVERY_SELECTION, LATEST, Context, TabUpdate, errors_as_output, gallery_look
 from dear.studio.state import StudioState
 
 _HINT = "<p>Drop an image or click an example: the answer appears here.</p>"
@@ -79,7 +79,8 @@ def classify_tab(context: Context, tab: Any) -> TabUpdate:
         return [*updates, samples.shown(state.version), *empty(_HINT)]
 
     outputs, options = [cards, first, reason], [names, template, refuse]
-    shown: dict[str, Any] = {"show_progress_on": [cards]}
+    # One queue, so that the answer to the last action is shown last.
+    shown: dict[str, Any] = {"show_progress_on": [cards], "concurrency_id": "classify"}
     classified = errors_as_output(run, empty)
     gr.on(
         [go.click, files.upload],
@@ -87,12 +88,17 @@ def classify_tab(context: Context, tab: Any) -> TabUpdate:
         [files, camera, *options],
         outputs,
         api_name="classify",
+        trigger_mode=LATEST,
         **shown,
     )
     picked = errors_as_output(pick, lambda problem: [*empty(problem), None])
-    example.select(picked, [*options, context.version], [*outputs, files], **shown)
-    why.click(errors_as_output(explain), [first, names, template], [reason], api_name="why")
-    gr.on([where.click, phrase.submit], errors_as_output(locate), [first, phrase], [reason], api_name="where")
+    example.select(
+        picked, [*options, context.version], [*outputs, files], trigger_mode=EVERY_SELECTION, **shown
+    )
+    explained: dict[str, Any] = {"trigger_mode": LATEST, "concurrency_id": "explain"}
+    why.click(errors_as_output(explain), [first, names, template], [reason], api_name="why", **explained)
+    located = errors_as_output(locate)
+    gr.on([where.click, phrase.submit], located, [first, phrase], [reason], api_name="where", **explained)
     return TabUpdate([*options, example, *outputs], values)
 
 

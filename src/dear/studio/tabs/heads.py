@@ -8,7 +8,7 @@ import gradio as gr
 
 from dear.studio.classify import open_uploads
 from dear.studio.heads import HeadViewer, describe_html, first_key, galleries_html, map_html, parse_key
-from dear.studio.parts import Context, TabUpdate, Work, errors_as_output, visitor_of
+from dear.studio.parts import EVERY_SELECTION, Context, TabUpdate, Work, errors_as_output, visitor_of
 from dear.studio.state import gallery_html
 
 _CLICK = """
@@ -93,6 +93,7 @@ def heads_tab(context: Context, tab: Any) -> TabUpdate:
         None,
         outputs,
         show_progress_on=[about],
+        trigger_mode=EVERY_SELECTION,
     )
     gr.on([upload.change, chosen.change], errors_as_output(look), [upload, chosen], looked)
     filled = tab.select(

@@ -7,7 +7,16 @@ from typing import Any
 import gradio as gr
 
 from dear.studio.classify import open_uploads
-from dear.studio.parts import Context, TabUpdate, Work, errors_as_output, gallery_look, visitor_of
+from dear.studio.parts import (
+    EVERY_SELECTION,
+    LATEST,
+    Context,
+    TabUpdate,
+    Work,
+    errors_as_output,
+    gallery_look,
+    visitor_of,
+)
 from dear.studio.retrieve import ImageSearch, attributes
 from dear.studio.state import gallery_html
 
@@ -74,9 +83,13 @@ def retrieve_tab(context: Context, tab: Any) -> TabUpdate:
 
     inputs, outputs = [query, picked, attribute, folder, context.version], [shown_query, nearest_images]
     find = errors_as_output(run, lambda problem: ["", problem])
-    shown: dict[str, Any] = {"show_progress_on": [nearest_images]}
+    shown: dict[str, Any] = {
+        "show_progress_on": [nearest_images],
+        "trigger_mode": LATEST,
+        "concurrency_id": "retrieve",
+    }
     go.click(find, inputs, outputs, api_name="retrieve", **shown)
-    chosen = example.select(pick, None, [picked, query], show_progress="hidden")
+    chosen = example.select(pick, None, [picked, query], show_progress="hidden", trigger_mode=EVERY_SELECTION)
     chosen.then(find, inputs, outputs, **shown)
     uploaded = query.upload(lambda: None, None, picked, show_progress="hidden")
     uploaded.then(find, inputs, outputs, **shown)

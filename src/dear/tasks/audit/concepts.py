@@ -24,6 +24,7 @@ from dear.tasks.audit.findings import (
     CLASS_DEFINING,
     EXPLAINED,
     NOT_ASSOCIATED,
+    SHIFTS,
     SHORTCUT,
     SUSPECTED,
     UNUSED,
@@ -39,7 +40,11 @@ MIN_CLASS_GAP = 0.90  #: share of a class's images with a value, minus that of a
 MIN_CLASS_NAME_RATIO = 2.0  #: variance of the class names in the concept's span, relative to a random span
 MIN_ADDED_INFO = 0.05  #: share of the labels' entropy that a concept adds to a stronger one
 MIN_REMAINING_ASSOCIATION = 0.7  #: share left after projecting out the stronger concept
-MIN_RELIANCE = 0.05  #: share of the margin, or of the answers, that depends on the concept
+MIN_RELIANCE = 0.05  #: share of the answers that change without the concept
+#: share of the margin that depends on the concept; from one half on, the mean margin is negative where the
+#: concept speaks for another class, which held-out images with the same shortcut do not show
+MIN_MARGIN_RELIANCE = 0.5
+MIN_SHIFT = 0.05  #: share of the margin from which on scores count as shifted
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,9 +117,19 @@ class Reliance:
         return f"{changed} and the margin falls by {self.lost:.1%}" if self.lost >= 0.005 else changed
 
     @property
+    def strength(self) -> float:
+        """The larger of changed answers and lost margin, each relative to what is required; 1 is enough."""
+        return max(self.changed / MIN_RELIANCE, self.lost / MIN_MARGIN_RELIANCE)
+
+    @property
     def relies(self) -> bool:
-        """Whether the model uses the concept to a degree that matters."""
-        return max(self.lost, self.changed) >= MIN_RELIANCE
+        """Whether answers depend on the concept: some change, or half of the margin is lost without it."""
+        return self.strength >= 1
+
+    @property
+    def shifts(self) -> bool:
+        """Whether scores depend on the concept, but hardly any answer does."""
+        return not self.relies and self.lost >= MIN_SHIFT
 
 
 def mutual_information(values: Tensor, labels: Tensor, kinds: int, classes: int) -> Tensor:
@@ -292,7 +307,9 @@ def _verdict(association: Association, reliance: Reliance | None, certain: bool)
         return CLASS_DEFINING
     if reliance is None:
         return ASSOCIATED
-    return SHORTCUT if reliance.relies else UNUSED
+    if reliance.relies:
+        return SHORTCUT
+    return SHIFTS if reliance.shifts else UNUSED
 
 
 def _sentence(
@@ -330,6 +347,9 @@ def _sentence(
         return f"{what}. A model trained on these images may rely on it."
     if verdict == SHORTCUT:
         return f"{what}. The model relies on it: {reliance.sentence}."
+    if verdict == SHIFTS:
+        changes = "changes no answer" if reliance.changed == 0 else "changes hardly any answer"
+        return f"{what}. It shifts scores, but {changes}: {reliance.sentence}."
     return f"{what}. The model does not rely on it: {reliance.sentence}."
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 SHORTCUT = "shortcut"  #: associated with the labels, and the model relies on it
 ASSOCIATED = "associated"  #: associated with the labels; no model was tested
 UNCERTAIN = "too few images to tell"  #: whether the model relies on it
+SHIFTS = "shifts scores only"  #: associated; without it scores change, but hardly any answer
 UNUSED = "unused"  #: associated, but the model does not rely on it
 EXPLAINED = "explained by another concept"  #: associated only as far as a stronger concept is
 CLASS_DEFINING = "class-defining"  #: associated, and the class names differ in it as well
@@ -22,7 +23,7 @@ FILES_ONLY = "in the files only"  #: a fact of the files that no model sees
 NOT_ASSOCIATED = "not associated"
 
 VERDICTS = (
-    SHORTCUT, ASSOCIATED, UNCERTAIN, EXPLAINED, UNUSED, CLASS_DEFINING, FILES_ONLY, NOT_ASSOCIATED
+    SHORTCUT, ASSOCIATED, UNCERTAIN, EXPLAINED, SHIFTS, UNUSED, CLASS_DEFINING, FILES_ONLY, NOT_ASSOCIATED
 )  # fmt: skip
 SUSPECTED = (SHORTCUT, ASSOCIATED)  #: verdicts on which to act
 
@@ -37,7 +38,7 @@ class PropertyFinding:
     @property
     def name(self) -> str:
         """What was found, and where: "ramen: sharpness"."""
-        return f"{self.shortcut.class_name}: {self.shortcut.name}"
+        return f"{self.shortcut.class_name}: {self.shortcut.title}"
 
     @property
     def verdict(self) -> str:

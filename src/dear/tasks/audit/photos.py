@@ -52,7 +52,7 @@ class ImageCheck:
         if one is None:
             return ""
         return (
-            f"Closest below the limit: {one.class_name}, {one.look} ({one.name}, score {one.score:.2f}; "
+            f"Closest below the limit: {one.class_name}, {one.look} ({one.title}, score {one.score:.2f}; "
             f"{self.search.closest_limit:.2f} is required)."
         )
 

@@ -90,7 +90,7 @@ class HeldOutScores:
             before, now = (_with_zero(each[rows, column]) for each in (self.scores, after))
             used = reliance(before, now, (~has[rows]).long(), way)
             effects.append((way, used, after[:, column] >= 0))
-        return max(effects, key=lambda effect: max(effect[1].lost, effect[1].changed))
+        return max(effects, key=lambda effect: effect[1].strength)
 
     @property
     def worst_group(self) -> tuple[str, float] | None:

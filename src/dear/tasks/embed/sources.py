@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dear.data.batches import name_of, unlabeled
-from dear.data.images import TEMPLATE, ImageSet, ListedImages, readable
-from dear.data.inputs import as_images
+from dear.data.batches import name_of
+from dear.data.images import TEMPLATE, ImageSet, ListedImages, readable, unlabeled_images
+from dear.data.inputs import as_images, is_frame
 from dear.data.open import SPLITS, open_data
 from dear.data.stored import CellImages, ParquetCells
 from dear.data.table import BOX, IMAGE
@@ -58,7 +58,7 @@ def open_source(data: PathLike | Sequence[Any] | ImageSet, root: PathLike | None
     """What `embed` takes: a path or name of images, labeled or not; images in a list; an image set."""
     if isinstance(data, ImageSet):
         return _labeled(data)
-    if hasattr(data, "columns"):  # a frame of pandas or polars
+    if is_frame(data):
         return _labeled(open_data(data, "all", root=root))
     if not isinstance(data, str | os.PathLike):
         items = as_images(data)
@@ -90,7 +90,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _listed(items: Sequence[Any], columns: Columns | None = None) -> Source:
-    images = unlabeled(items)
+    images = unlabeled_images(items)
     names = [name_of(item) for item in items]
     files = [os.fspath(item) for item in items if isinstance(item, str | os.PathLike)]
     return Source(images, names, columns or {}, files)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,9 +17,8 @@ from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
 from dear.data.check import find_unreadable
 from dear.data.images import TEMPLATE, ImageLike, ImageSet, require_one_label
-from dear.data.inputs import as_images
 from dear.data.open import open_data
-from dear.data.unlabeled import open_unlabeled, unlabeled_images
+from dear.data.unlabeled import open_unlabeled
 from dear.errors import DataError, InputError
 from dear.runs.feature_cache import FeatureCache
 from dear.runs.model import Model, Run
@@ -172,12 +170,7 @@ def open_readable(pool: PathLike | ImageSet | Sequence[ImageLike]) -> tuple[Imag
     Raises:
         DataError: there is no readable image.
     """
-    if isinstance(pool, ImageSet):
-        images = pool
-    elif isinstance(pool, str | os.PathLike):
-        images = open_unlabeled(pool)
-    else:
-        images = unlabeled_images(as_images(pool))
+    images = pool if isinstance(pool, ImageSet) else open_unlabeled(pool)
     bad = find_unreadable(images, range(len(images)))
     if len(bad) == len(images):
         raise DataError(f"{images.name}: none of its images can be read; the first: {bad[0].reason}")

@@ -1,0 +1,84 @@
+"""What DeAR's `strong` costs on a CPU: its training step compared with MMRL's, its answers with those of `quick`.
+
+    OMP_NUM_THREADS=1 nice python benchmarks/strong_cost.py --backbone SMALL --csv benchmarks/results/strong_cost.csv
+
+The step is what remains with `views=4`, the default on a CPU: the frozen part of an image is computed before the
+clock starts. Answers start at pixels. Works take turns and medians of CPU seconds of the process count, which
+a busy machine changes little.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measure.clock import medians
+from measure.script import arguments, record
+
+import dear
+from dear.clip.model import Clip
+from dear.heads.roles import RoleMap
+from dear.methods import DeAR, find_method
+from dear.methods.base import Method, in_precision
+from dear.methods.frozen import Batch
+from dear.runs.recipe import Recipe
+from dear.train.loop import optimizer_of, rates_of
+
+
+def build(clip: Clip, name: str, preset: str | None, classes: int) -> Method:
+    """A method on a random task; all heads are mixed, which costs what other roles cost."""
+    vision = clip.config.vision
+    names = [f"class {number}" for number in range(classes)]
+    if name != "dear":
+        return find_method(name)(clip, names)
+    roles = RoleMap.uniform("mixed", vision.last_third, vision.heads)
+    return DeAR(clip, names, roles=roles, **(DeAR.preset(preset).options if preset else {}))
+
+
+def training_step(method: Method, images: torch.Tensor, labels: torch.Tensor, batch: int) -> Callable[[], None]:
+    """A step on the first `batch` images; the method is prepared with all of them."""
+    method.prepare(lambda augment: iter([Batch(images, labels)]))
+    frozen = method.frozen_stage(images[:batch])
+    learned = [parameter for parameter in method.parameters() if parameter.requires_grad]
+    optimizer = optimizer_of(learned, Recipe.of(method), rates_of(method))
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        method.backward(method.loss_from_frozen(frozen, labels[:batch]), lambda loss: loss)
+        optimizer.step()
+
+    return step
+
+
+def main() -> None:
+    options = arguments(
+        __doc__, backbone="mini", classes=10, batch=4, images=40, answers=16, precision="bfloat16", repeats=9,
+        csv=Path,
+    )  # fmt: skip
+    clip = dear.load(options.backbone, device="cpu")
+    size = clip.config.vision.image_size
+    torch.manual_seed(0)
+    images = torch.randn(options.images, 3, size, size)
+    labels = torch.arange(options.images) % options.classes
+    works: dict[str, Callable[[], object]] = {}
+    for name in ("dear", "mmrl"):
+        method = in_precision(build(clip, name, None, options.classes), options.precision)
+        works[f"{name} step"] = training_step(method, images, labels, options.batch)
+    for preset in ("strong", "quick"):
+        model = build(clip, "dear", preset, options.classes)
+        pixels = images[: options.answers]
+        works[f"{preset} answers"] = torch.no_grad()(lambda model=model: model.all_logits(pixels))
+    seconds = medians(works, options.repeats, warm_up=1, clock=time.process_time)
+    ms = {name: round(1000 * value, 1) for name, value in seconds.items()}
+    row = {"backbone": Path(options.backbone).name, "classes": options.classes, "batch": options.batch}
+    row |= {"precision": options.precision, "strong_step_ms": ms["dear step"], "mmrl_step_ms": ms["mmrl step"]}
+    row |= {"step_to_mmrl": round(seconds["dear step"] / seconds["mmrl step"], 2), "answers": options.answers}
+    row |= {"strong_answers_ms": ms["strong answers"], "quick_answers_ms": ms["quick answers"]}
+    row |= {"rate_to_quick": round(seconds["quick answers"] / seconds["strong answers"], 2)}
+    record(options.csv, [row])
+
+
+if __name__ == "__main__":
+    main()
