@@ -155,7 +155,7 @@ def drift(
         False
     """
     model = Model.of(run, backbone, device)
-    names = images["path"] if is_frame(images) else images
+    names: Any = images["path"] if is_frame(images) else images  # type: ignore[index, call-overload]
     names = [names] if isinstance(names, str | os.PathLike) else names
     files = find_images([os.fspath(each) for each in names])
     if len(files) < MIN_IMAGES:
