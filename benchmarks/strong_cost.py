@@ -1,16 +1,18 @@
-"""What DeAR's `strong` costs on a CPU: its training step compared with MMRL's, its answers with those of `quick`.
+"""Cost of DeAR's `strong` on a CPU: a training step compared with MMRL's, predictions with those of `quick`.
 
-    OMP_NUM_THREADS=1 nice python benchmarks/strong_cost.py --backbone SMALL --csv benchmarks/results/strong_cost.csv
+    OMP_NUM_THREADS=1 nice python benchmarks/strong_cost.py --backbone SMALL \\
+        --csv benchmarks/results/strong_cost.csv
 
-The step is what remains with `views=4`, the default on a CPU: the frozen part of an image is computed before the
-clock starts. Answers start at pixels. Works take turns and medians of CPU seconds of the process count, which
-a busy machine changes little.
+The step is that of `views=4`, the default on a CPU: the frozen part of an image is computed before the clock
+starts. Predictions start at pixels. The measured functions take turns; results are medians of the CPU seconds
+of the process, which other processes change little.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,7 +39,9 @@ def build(clip: Clip, name: str, preset: str | None, classes: int) -> Method:
     return DeAR(clip, names, roles=roles, **(DeAR.preset(preset).options if preset else {}))
 
 
-def training_step(method: Method, images: torch.Tensor, labels: torch.Tensor, batch: int) -> Callable[[], None]:
+def training_step(
+    method: Method, images: torch.Tensor, labels: torch.Tensor, batch: int
+) -> Callable[[], None]:
     """A step on the first `batch` images; the method is prepared with all of them."""
     method.prepare(lambda augment: iter([Batch(images, labels)]))
     frozen = method.frozen_stage(images[:batch])
@@ -68,12 +72,15 @@ def main() -> None:
         works[f"{name} step"] = training_step(method, images, labels, options.batch)
     for preset in ("strong", "quick"):
         model = build(clip, "dear", preset, options.classes)
-        pixels = images[: options.answers]
-        works[f"{preset} answers"] = torch.no_grad()(lambda model=model: model.all_logits(pixels))
+        works[f"{preset} answers"] = partial(model.all_logits, images[: options.answers])
     seconds = medians(works, options.repeats, warm_up=1, clock=time.process_time)
     ms = {name: round(1000 * value, 1) for name, value in seconds.items()}
     row = {"backbone": Path(options.backbone).name, "classes": options.classes, "batch": options.batch}
-    row |= {"precision": options.precision, "strong_step_ms": ms["dear step"], "mmrl_step_ms": ms["mmrl step"]}
+    row |= {
+        "precision": options.precision,
+        "strong_step_ms": ms["dear step"],
+        "mmrl_step_ms": ms["mmrl step"],
+    }
     row |= {"step_to_mmrl": round(seconds["dear step"] / seconds["mmrl step"], 2), "answers": options.answers}
     row |= {"strong_answers_ms": ms["strong answers"], "quick_answers_ms": ms["quick answers"]}
     row |= {"rate_to_quick": round(seconds["quick answers"] / seconds["strong answers"], 2)}

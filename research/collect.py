@@ -29,8 +29,8 @@ from dear.methods import find_method
 from dear.runs.recipe import Recipe
 
 FIRST = (
-    "date", "commit", "hardware", "torch", "dear", "backbone", "protocol", "method", "recipe", "changed", "roles",
-    "mode", "dataset",
+    "date", "commit", "hardware", "torch", "dear", "backbone", "protocol", "method", "recipe", "changed",
+    "roles", "mode", "dataset",
 )  # fmt: skip
 THEN = ("template", "held_out", "shots", "seed")
 METRICS = (

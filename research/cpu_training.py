@@ -67,7 +67,10 @@ def main() -> None:
             "images": len(train), "classes": len(classes), "test_images": len(test), "steps": job.steps,
             "seed": seed, "views": views, "precision": precision,
             "training_cpu_s": round(ends[0] - began, 1), "calibration_cpu_s": round(finished - ends[0], 1),
-            **{f"accuracy_{mode}": round(accuracy[mode], 4) for mode in ("fused", "decoupled") if mode in accuracy},
+            **{
+                f"accuracy_{mode}": round(accuracy[mode], 4)
+                for mode in ("fused", "decoupled") if mode in accuracy
+            },
         }  # fmt: skip
         record(options.csv, [row])
 

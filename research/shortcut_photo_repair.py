@@ -26,7 +26,7 @@ from dear.shortcuts.properties import measure
 from dear.shortcuts.removal import Repair
 from dear.shortcuts.trials import (
     choose,
-    classifier,
+    fit_classifier,
     remove_directions,
     remove_edit_heads,
     remove_random_directions,
@@ -97,7 +97,7 @@ def _probe_cell(clip: Clip, sets: Sets, name: str) -> dict[str, object]:
 
     def figures(way: str, learn: list[Collected], repair: Repair | None = None) -> dict[str, float]:
         rows = np.concatenate([unit_features(repair, each) for each in learn])
-        answer = classifier(rows, np.tile(sets.labels, len(learn)))
+        answer = fit_classifier(rows, np.tile(sets.labels, len(learn)))
         return _figures(
             answer(unit_features(repair, tested)), answer(unit_features(repair, planted)), sets, way
         )

@@ -274,7 +274,7 @@ def test_adapter_state_that_does_not_fit_is_named() -> None:
     [
         ({"beta": 1.5}, "beta"),
         ({"isolation": "none"}, "bidirectional, readonly"),
-        ({"attributes": ("Color", "color")}, "twice"),
+        ({"attributes": ("Color", "color")}, "must differ from each other, got Color, Color"),
         ({"attributes": ()}, "at least one"),
         ({"first_layer": 7}, "first_layer .*7"),
         ({"color": 1}, "'color'"),

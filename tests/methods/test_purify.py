@@ -136,7 +136,7 @@ def test_gates_are_a_softmax_times_the_heads() -> None:
     assert torch.equal(hard.sum(1), torch.full((6,), 3.0).double())
     assert all(hard[layer, int(s[layer].argmin())] == 0 for layer in range(6))
     assert torch.equal(method.gates(top=4), torch.ones_like(s))
-    with pytest.raises(UsageError, match="top.*9"):
+    with pytest.raises(UsageError, match=r"top.*9"):
         method.gates(top=9)
 
 

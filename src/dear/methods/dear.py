@@ -134,9 +134,8 @@ class DeARConfig(Options):
     """Options of DeAR; the defaults are the preset `strong`, the paper's values `DeAR.preset("paper")`."""
 
     attributes: tuple[str, ...] | None = None  #: attributes with tokens; None: the role map's core concepts
-    tokens_per_attribute: PositiveTokenCount = (
-        1  #: an attribute's feature is the mean of its tokens' features
-    )
+    #: an attribute's feature is the mean of its tokens' features
+    tokens_per_attribute: PositiveTokenCount = 1
     first_layer: int | None = None  #: J, where tokens enter; None: the first of the last third (9 of 12)
     #: J of the text tower; None: the same if both towers have as many layers, else that of its last third
     text_first_layer: int | None = None
@@ -662,9 +661,8 @@ class DeAR(Method):
         """The contribution of each of `voters` to the fused logits, [B, 1 + V, C]."""
         f_cls, f_voters = self._voter_features(pixels)
         features = unit(torch.cat([f_cls.to(f_voters.dtype), f_voters], dim=1))  # [B, 1 + V, E]
-        tokens, focus = features.tensor_split(
-            [1 + len(self.attributes)], dim=1
-        )  # [B, 1 + A, E], [B, 0 or 1, E]
+        # [B, 1 + A, E] and [B, 0 or 1, E]
+        tokens, focus = features.tensor_split([1 + len(self.attributes)], dim=1)
         features = torch.cat([self._centered(tokens, self.image_mean), focus], dim=1)
         shares = self.weights(self.v)[:, None]  # [1 + V, 1]
         votes = self.clip.logit_scale * shares * (features @ self.cached_weights().T)

@@ -99,9 +99,8 @@ def compare_without_image(
     step, x_A = leave_out(x, labels, rows, directions.inverse, directions.shares)
     step = directions.leaves_out * step  # [B, C]
     full_squared = rows.square().sum(dim=-1)  # |R_c|^2 [C]
-    squared = full_squared - step * (
-        2 * x_A @ rows.T - step * x_A.square().sum(dim=-1, keepdim=True)
-    )  # |r_c|^2
+    # |r_c|^2 [B, C]
+    squared = full_squared - step * (2 * x_A @ rows.T - step * x_A.square().sum(dim=-1, keepdim=True))
     scale = weight / torch.maximum(squared, SHORTEST**2 * full_squared).clamp(min=1e-24).sqrt()  # [B, C]
     text_products = (texts * rows).sum(dim=-1) - step * (x_A @ texts.T)  # t_c . r_c [B, C]
     length = (1 + scale * (scale * squared + 2 * text_products)).clamp(min=1e-12).sqrt()  # |t_c + scale r_c|

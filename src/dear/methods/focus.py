@@ -24,9 +24,8 @@ from dear.methods.tensors import unit
 class FocusConfig(Options):
     """Options of all methods with `can_focus` that learn from frozen features."""
 
-    focus: tuple[
-        tuple[int, int], ...
-    ] = ()  #: (layer, head) pairs to focus on; empty: the image feature alone
+    #: (layer, head) pairs to focus on; empty: the image feature alone
+    focus: tuple[tuple[int, int], ...] = ()
     focus_weight: Positive = 1.0  #: w, weight of these heads relative to the image feature
 
 

@@ -99,7 +99,9 @@ def span_basis(directions: Tensor) -> Tensor:
     rows = directions.double()
     centered = rows - rows.mean(dim=0)
     if len(rows) < 2 or not bool(centered.abs().max() > 0):
-        raise UsageError(f"directions must have at least two different rows, got {len(rows)} equal ones")
+        raise UsageError(
+            f"directions must have at least two different rows, got {min(1, len(rows))} in {len(rows)}"
+        )
     _, lengths, axes = torch.linalg.svd(centered, full_matrices=False)
     basis: Tensor = axes[: min(int((lengths > _TINY * lengths[0]).sum()), len(rows) - 1)]
     return basis
