@@ -1,6 +1,6 @@
-"""Cost of DeAR's `strong` on a CPU: a training step compared with MMRL's, predictions with those of `quick`.
+r"""Cost of DeAR's `strong` on a CPU: a training step compared with MMRL's, predictions with those of `quick`.
 
-    OMP_NUM_THREADS=1 nice python benchmarks/strong_cost.py --backbone SMALL \\
+    OMP_NUM_THREADS=1 nice python benchmarks/strong_cost.py --backbone SMALL \
         --csv benchmarks/results/strong_cost.csv
 
 The step is that of `views=4`, the default on a CPU: the frozen part of an image is computed before the clock
