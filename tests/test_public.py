@@ -14,7 +14,8 @@ from PIL import Image
 import dear
 from dear.cli import COMMANDS, build_app
 from dear.clip.model import Clip
-from dear.errors import InputError, UsageError
+from dear.errors import DearError, InputError, UsageError
+from dear.methods.zeroshot import ZeroShot
 from dear.runs.model import Model
 
 #: Command -> its public function, where the name differs or lies in a package.
@@ -89,6 +90,28 @@ def test_habits_of_other_libraries_meet_a_remedy() -> None:
             wrong()
     pixels = clip.preprocess(Image.new("RGB", (64, 64)))[None]
     assert np.array_equal(clip(pixels), clip.encode_image(pixels))
+    for wrong in (lambda: dear.DeAR("mini", ["a"]), lambda: dear.discover_roles("mini", [])):
+        with pytest.raises(UsageError, match=r"dear\.load"):
+            wrong()
+    for run in (clip, "mini"):
+        with pytest.raises(DearError, match=r"dear\.zeroshot"):
+            dear.predict(run, Image.new("RGB", (64, 64)))
+    for data in (lambda: dear.adapt(["a.jpg"]), lambda: dear.open_data(["a.jpg"])):
+        with pytest.raises(DearError, match=r"dear\.Classifier"):
+            data()
+
+
+def test_arrays_files_and_pillow_images_are_the_same_image(tmp_path: Path) -> None:
+    clip = dear.load("mini")
+    picture = Image.effect_noise((80, 70), 60).convert("RGB")
+    picture.save(tmp_path / "a.png")
+    images = [np.asarray(picture), tmp_path / "a.png", picture]
+    features = clip.encode_image(images)
+    assert all(np.allclose(clip.encode_image(image)[0], features[1], atol=1e-4) for image in images)
+    parts = dear.heads.decompose(clip, images)
+    assert np.allclose(parts.total(), features, atol=1e-4)
+    model = ZeroShot(clip, ["cat", "dog"])
+    assert np.array_equal(model.logits(images), model.logits(clip.pixels(images)))
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +159,15 @@ def test_what_people_guess(run: Path, photos: Path, tmp_path: Path) -> None:
     report = dear.evaluate(run, photos)
     assert report.to_frame()["images"].tolist() == [6, 6]
     assert "accuracy" in report._repr_html_()
+    model = dear.load(run)
+    assert model.probabilities(str(files[0])).shape == (1, 2)
+    assert model.answers(files[0])[0].classes[0][0] == "red"
+    with pytest.raises(UsageError, match=r"dear\.evaluate"):
+        model.evaluate(photos)
     images = dear.open_data(photos, "test")
+    assert len(repr(images)) < 100
+    with pytest.raises(UsageError, match="'train'"):
+        images["train"]
     image, label = images[-1]
     assert (image.size, images.classes[label]) == ((64, 64), "red")
     with pytest.raises(IndexError):

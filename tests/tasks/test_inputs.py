@@ -14,8 +14,9 @@ from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.classifier import Classifier
-from dear.data.inputs import as_images, from_array
+from dear.data.inputs import as_images
 from dear.errors import InputError
+from dear.images.arrays import from_array
 
 CLIP = tiny_clip(dtype=torch.float32)
 COLORS = Colors(each=4)

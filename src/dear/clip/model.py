@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from PIL.Image import Image
 from torch import Tensor, nn
@@ -20,15 +21,21 @@ from dear.clip.tokenizer import Tokenizer, tokenize
 from dear.clip.towers import TextTower, VisionTower, initialize
 from dear.clip.variant import cast, corrected
 from dear.errors import InputError, UsageError
+from dear.images.arrays import from_array
 from dear.images.views import Source, normalize, read_views, resize_crop
 
+AnyImage = Source | np.ndarray[Any, Any]
+ImagesOrPixels = Tensor | AnyImage | Sequence[AnyImage]  #: normalized pixels [B, 3, S, S], or images
 _TEXTS_AT_ONCE = 256  # bounds the memory of long class lists
 _IMAGES_AT_ONCE = 64
 #: what people look for on a backbone -> the function that does it
 _ALTERNATIVES = {
     "classify": "dear.zeroshot(images, classes, backbone=clip)",
+    "encode": "clip.encode_image(images), or clip.encode_text(texts)",
     "embed": "clip.encode_image(images), or dear.embed(images, backbone=clip)",
     "predict": "dear.zeroshot(images, classes, backbone=clip)",
+    "roles": "dear.discover_roles(clip, images), or dear.RoleMap.load(path)",
+    "zero_shot": "dear.zeroshot(images, classes, backbone=clip)",
     "zeroshot": "dear.zeroshot(images, classes, backbone=clip)",
 }
 
@@ -191,12 +198,27 @@ class Clip(nn.Module):
         """Normalized pixels [3, S, S] of an image, resized and cropped as in the model's training."""
         return normalize(resize_crop(image, self.config.view), self.config.mean, self.config.std)
 
-    def encode_image(self, images: Tensor | Source | Sequence[Source]) -> Tensor:
+    def pixels(self, images: ImagesOrPixels) -> Tensor:
+        """Normalized pixels [B, 3, S, S] of one or several images; pixels are moved to the device.
+
+        Raises:
+            InputError: an image cannot be read.
+        """
+        if isinstance(images, Tensor):
+            return images.to(self.device)
+        sources = _sources(images)
+        if not sources:
+            size = self.config.vision.image_size
+            return torch.empty(0, 3, size, size, device=self.device)
+        views = read_views(sources, self.config.view, self.device).to(self.device)
+        return normalize(views, self.config.mean, self.config.std)
+
+    def encode_image(self, images: ImagesOrPixels) -> Tensor:
         """Image features [B, E], not of unit length.
 
         Args:
             images: normalized pixels [B, 3, S, S] as `preprocess` returns them, or one or several images:
-                paths, bytes of image files, or Pillow images.
+                paths, bytes of image files, Pillow images, or arrays.
 
         Raises:
             InputError: an image cannot be read, or the pixels have another shape.
@@ -209,23 +231,18 @@ class Clip(nn.Module):
         """
         if isinstance(images, Tensor):
             return self._encode_pixels(images.to(self.device))
-        sources = [images] if isinstance(images, str | bytes | os.PathLike | Image) else list(images)
+        sources = _sources(images)
         parts = [
-            self._encode_pixels(self._read(sources[start : start + _IMAGES_AT_ONCE]))
+            self._encode_pixels(self.pixels(sources[start : start + _IMAGES_AT_ONCE]))
             for start in range(0, len(sources), _IMAGES_AT_ONCE)
         ]
         if not parts:
             return torch.empty(0, self.config.embed_dim, device=self.device, dtype=self.dtype)
         return torch.cat(parts)
 
-    def forward(self, images: Tensor | Source | Sequence[Source]) -> Tensor:
+    def forward(self, images: ImagesOrPixels) -> Tensor:
         """Image features [B, E]; the same as `encode_image`."""
         return self.encode_image(images)
-
-    def _read(self, sources: Sequence[Source]) -> Tensor:
-        """Normalized pixels [b, 3, S, S] of images."""
-        views = read_views(sources, self.config.view, self.device).to(self.device)
-        return normalize(views, self.config.mean, self.config.std)
 
     @torch.no_grad()
     def _encode_pixels(self, pixels: Tensor) -> Tensor:
@@ -245,3 +262,22 @@ class Clip(nn.Module):
         if len(ids) == 0:
             return torch.empty(0, self.config.embed_dim, device=self.device, dtype=self.dtype)
         return torch.cat([self.text(part.to(self.device)) for part in ids.split(_TEXTS_AT_ONCE)])
+
+
+def require_clip(clip: Any) -> Clip:
+    """`clip` if it is a loaded backbone; the error names the call that loads one."""
+    if not isinstance(clip, Clip):
+        raise UsageError(f"clip must be a loaded backbone, got {clip!r}; load one with dear.load")
+    return clip
+
+
+def _sources(images: AnyImage | Sequence[AnyImage]) -> list[Source]:
+    """One or several images as a list; arrays become Pillow images."""
+    one = isinstance(images, str | bytes | os.PathLike | Image)
+    if isinstance(images, np.ndarray) and images.ndim in (2, 3):
+        one = True
+    items = [images] if one else list(images)  # type: ignore[arg-type]
+    return [
+        from_array(item, f"image {place}") if isinstance(item, np.ndarray) else item  # type: ignore[misc]
+        for place, item in enumerate(items)
+    ]

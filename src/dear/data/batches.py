@@ -31,8 +31,10 @@ GPU_BATCH = 250  #: the supplement's test batch
 CPU_TOKENS = 2_000  #: rows of a product on a CPU: `python benchmarks/images_in.py batches`
 
 
-def image_set(images: Images) -> ImageSet:
-    """A list of files and Pillow images as a set without labels; returns a set unchanged."""
+def image_set(images: Images | ImageLike) -> ImageSet:
+    """A list of files and Pillow images, or one of them, as a set without labels; a set unchanged."""
+    if isinstance(images, str | os.PathLike | bytes | Image.Image):
+        return unlabeled_images([images])
     return images if isinstance(images, ImageSet) else unlabeled_images(images)
 
 

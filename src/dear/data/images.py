@@ -5,6 +5,7 @@ Class names are read from folders and labels (`readable`) and checked here, as a
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import unicodedata
@@ -18,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear.errors import DataError, InputError
+from dear.errors import DataError, InputError, UsageError
 from dear.images.open import open_image
 from dear.images.views import Size, read_views
 from dear.utils.digest import of_file, of_parts
@@ -109,6 +110,10 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        name = getattr(self, "name", "")
+        return f"<{type(self).__name__} {name!r}: {len(self)} images of {len(self.classes)} classes>"
 
     @overload
     def __getitem__(self, index: int) -> tuple[Image.Image, int]: ...
@@ -204,6 +209,13 @@ class Wrapped:
 
 def _item(images: ImageSet, index: int) -> tuple[Image.Image, int]:
     """An image, RGB, and its label; a negative index counts from the end."""
+    try:
+        index = operator.index(index)
+    except TypeError:
+        raise UsageError(
+            f"index must be a whole number or a slice, got {index!r}; dear.open_data(path, split) opens a "
+            "split"
+        ) from None
     count = len(images)
     if not -count <= index < count:
         raise IndexError(f"index must be from {-count} to {count - 1}, got {index}")
@@ -211,7 +223,7 @@ def _item(images: ImageSet, index: int) -> tuple[Image.Image, int]:
     return images.image(place), int(images.labels[place])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FileImages(Rows):
     """Images that lie in files and are decoded when they are asked for."""
 
@@ -526,7 +538,7 @@ def natural_key(text: str) -> tuple[object, ...]:
 ImageLike = str | os.PathLike[str] | bytes | Image.Image
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ListedImages(Rows):
     """An image set made of files (or Pillow images) and labels in lists."""
 

@@ -84,7 +84,7 @@ class Box:
         return ",".join(f"{value:g}" for value in (self.x, self.y, self.width, self.height))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BoxedImages(Rows):
     """Boxes of image files, each an image."""
 
@@ -134,7 +134,7 @@ class CellReader(Protocol):
         """The bytes of an image file, or its path."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CellImages(Rows):
     """Images in the cells of a table, read when they are needed."""
 

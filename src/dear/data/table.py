@@ -44,7 +44,6 @@ from dear.data.images import (
     readable,
     spaced,
 )
-from dear.data.inputs import from_array
 from dear.data.paths import Anywhere, Inside, read_list
 from dear.data.shots import pick_split
 from dear.data.stored import Box, BoxedImages, CellImages, CellReader, ParquetCells, decode_cell
@@ -52,6 +51,7 @@ from dear.data.texts import check_texts
 from dear.data.tree import SEPARATOR as TREE
 from dear.data.tree import add_path, resolve_tree
 from dear.errors import DataError, DearError, InputError
+from dear.images.arrays import from_array
 from dear.utils.extras import missing_extra
 from dear.utils.files import read_json
 from dear.utils.text import check_name, parse_json
@@ -375,7 +375,10 @@ def _classes(rows: list[Row], path: Path) -> tuple[tuple[str, ...], dict[str, in
 def _frame(frame: Any) -> tuple[Iterator[tuple[int, Record]], CellReader | None]:
     """Rows of a pandas or polars frame; missing values are None."""
     if not hasattr(frame, "columns"):
-        raise DataError(f"data must be a path, a name, or a frame with columns, got {type(frame).__name__}")
+        raise DataError(
+            f"data must be a path, a name, or a frame with columns, got {type(frame).__name__}; for images "
+            "and labels in lists use dear.Classifier().fit(images, labels)"
+        )
     rows = frame.to_dicts() if hasattr(frame, "to_dicts") else frame.to_dict("records")
     records = [{str(key).lower(): _present(value) for key, value in row.items()} for row in rows]
     cells = IMAGE in _lower(frame.columns) and "path" not in _lower(frame.columns)

@@ -27,7 +27,7 @@ _FACTORS = ("subject", "color", "texture", "place")
 _CHUNK = 240  # images rendered at once; what an image looks like does not depend on it
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class WorldImages(Rows):
     """Some images of a task."""
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dear.clip.correction import Correction
 from dear.clip.edit import Record
-from dear.clip.model import Clip
+from dear.clip.model import Clip, ImagesOrPixels, require_clip
 from dear.clip.rows import direct_term, spread_of
 from dear.clip.tower import Block
 from dear.clip.towers import AttentionPool, VisionTower
@@ -121,16 +121,16 @@ def head_outputs(clip: Clip, batch: Tensor, layers: Sequence[int]) -> HeadOutput
 
 
 @torch.no_grad()
-def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) -> Contributions:
+def decompose(clip: Clip, images: ImagesOrPixels, layers: Iterable[int] | None = None) -> Contributions:
     """Split the image feature into what each head adds and the rest.
 
     Args:
         clip: the backbone.
-        batch: normalized pixels [B, 3, S, S].
+        images: normalized pixels [B, 3, S, S], or images: paths, Pillow images, arrays.
         layers: which layers' heads to show; None for all.
 
     Returns:
-        Contributions whose terms sum to `clip.encode_image(batch)`, under the backbone's correction if it
+        Contributions whose terms sum to `clip.encode_image(images)`, under the backbone's correction if it
         has one; with attention pooling the rest holds what passed the pooling MLP, and `explained` says
         how much did not.
 
@@ -144,7 +144,8 @@ def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) ->
     >>> parts.heads.shape, parts.rest.shape
     (torch.Size([1, 2, 12, 512]), torch.Size([1, 512]))
     """
-    chosen = check_layers(clip, layers)
+    chosen = check_layers(require_clip(clip), layers)
+    batch = clip.pixels(images)
     if clip.correction is not None:
         return _corrected(clip, batch, chosen, clip.correction)
     visual = clip.visual
@@ -155,7 +156,7 @@ def decompose(clip: Clip, batch: Tensor, layers: Iterable[int] | None = None) ->
             heads, run.features - heads.sum(dim=(1, 2)), chosen, run.explained, run.pool_heads
         )
     record = Record()
-    start = visual.embed(batch.to(clip.device))
+    start = visual.embed(batch)
     last = visual.run(start, read=_class_row(clip), record=record)[:, 0]  # [B, D]
     spread = _spread(clip, last)
     rest = start[:, 0].float()

@@ -12,7 +12,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from dear.clip.model import Clip
+from dear.clip.model import Clip, require_clip
 from dear.data.batches import Pixels, count_images, over_pixels
 from dear.data.images import ImageLike, ImageSet, is_utf8
 from dear.data.inputs import is_frame
@@ -109,6 +109,7 @@ def discover_roles(
         RoleError: an option does not exist, or there is too little to judge by.
         DearError: the sentence model is missing or cannot be loaded. Both before any image is read.
     """
+    require_clip(clip)
     progress = progress or silent
     options = _changed(options or RoleOptions(), changes)
     chosen = clip.config.vision.last_third if options.layers is None else check_layers(clip, options.layers)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dear.clip.config import Head
-from dear.clip.model import Clip
+from dear.clip.model import Clip, ImagesOrPixels, require_clip
 from dear.clip.sharing import tensor_stamp
 from dear.clip.variant import matrix_dtype
 from dear.errors import RunError, UsageError
@@ -130,6 +130,7 @@ class Method(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        require_clip(clip)
         self.config = self.configure(options, config)
         self._clip = (clip,)  # a tuple, because nn.Module would register a module
         #: heads whose terms of the image feature the method reads, sorted; see `dear.methods.focus`
@@ -344,9 +345,9 @@ class Method(nn.Module):
         return self.loss_from_frozen(self.frozen_stage(pixels), labels, domains)
 
     @torch.no_grad()
-    def logits(self, pixels: Tensor, mode: str | None = None) -> Tensor:
-        """Logits [B, C] of normalized pixels [B, 3, S, S] in one mode, without gradients."""
-        return self.all_logits(pixels)[self.pick_mode(mode)]
+    def logits(self, images: ImagesOrPixels, mode: str | None = None) -> Tensor:
+        """Logits [B, C] in one mode, without gradients, of normalized pixels [B, 3, S, S] or of images."""
+        return self.all_logits(self.clip.pixels(images))[self.pick_mode(mode)]
 
     @torch.no_grad()
     def all_logits(self, pixels: Tensor) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ import torch
 from dear.calibration.reference import REFERENCE
 from dear.calibration.scales import Calibration
 from dear.clip.correction import Correction
-from dear.clip.factory import load
+from dear.clip.factory import list_backbones, load
 from dear.clip.identity import recall, remember
 from dear.clip.model import Clip
 from dear.errors import CheckpointError, DearError, RunError, reason_of
@@ -58,6 +58,10 @@ def read_config(folder: str | os.PathLike[str]) -> Spec:
     path = Path(folder) / "config.json"
     if not os.path.isfile(path):  # unlike Path's own, also for names no disk can hold
         if not os.path.exists(folder):
+            if os.fspath(folder) in list_backbones():
+                raise RunError(
+                    f"{folder} is a backbone, not a run; dear.zeroshot answers with a backbone", hint="adapt"
+                )
             raise RunError(f"{folder}: no such run folder", hint="adapt")
         raise RunError(
             f"{folder}: is not a run folder (no config.json); pass a dataset as data", hint="adapt"

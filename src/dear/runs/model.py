@@ -115,6 +115,11 @@ class Model:
             return run
         if isinstance(run, Method):
             return cls(run)
+        if isinstance(run, Clip):
+            raise UsageError(
+                f"run must be a trained run, got the backbone {run.name!r}; for its own answers use "
+                "dear.zeroshot(images, classes, backbone=clip)"
+            )
         if not isinstance(run, str | os.PathLike):
             raise UsageError(
                 "run must be a run folder, a Model, a Method, or a fitted Classifier, got "
@@ -446,6 +451,8 @@ class Model:
             unreadable: "stop" raises at an image that cannot be read, "skip" answers it with an error.
             progress: called with ("images", images done, images in all).
         """
+        if isinstance(images, str | os.PathLike):
+            images = [images]
         model = self.with_classes(classes, template, add=add)
         ranking = Ranking(model, top, mode, reject, certain)
         parts, problems = model._each(
@@ -536,6 +543,10 @@ class Model:
                 methods that read nothing else.
             progress: called with ("images", images done, images in all).
         """
+        if not isinstance(images, ImageSet):
+            raise UsageError(
+                f"images must be an image set, got {type(images).__name__}; use dear.evaluate(model, data)"
+            )
         if len(images) == 0:
             raise DataError(f"{images.name}: evaluation needs at least one image, got none")
         if self.method.several:

@@ -184,6 +184,12 @@ class Spec(Strict, frozen=True):
                     f"recipe {changes['recipe']!r} and preset {changes['preset']!r}: name one of them"
                 )
             changes |= {"preset": changes["recipe"], "recipe": None}
+        data = changes.get("data")
+        if data is not None and not isinstance(data, str | os.PathLike):
+            raise UsageError(
+                f"data must be a path, a name, or an image set, got {type(data).__name__}; for images and "
+                "labels in lists use dear.Classifier().fit(images, labels)"
+            )
         values: dict[str, Any] = msgspec.to_builtins(self)
         for name, value in changes.items():
             field = known[name]

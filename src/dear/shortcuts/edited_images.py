@@ -61,7 +61,7 @@ class EditedImages(Wrapped):
         return replace(self, images=self.images.select_classes(names), donors=self._donors)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class JoinedImages(Rows):
     """Images of several sets with the same classes; name and template are those of the first."""
 

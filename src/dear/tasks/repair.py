@@ -171,7 +171,7 @@ def _compare(job: Job, plain: Clip, repaired: Model, test: _Test) -> Comparison:
     return Comparison(before, after, drawn, float((answers != fixed).double().mean()))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Repaired:
     """A run that was trained again without some concepts or properties."""
 
@@ -179,6 +179,9 @@ class Repaired:
     removal: Removal | None  #: of concepts
     edits: EditPlan | None  #: of properties of the images
     comparison: Comparison | None  #: on test images, where there are any
+
+    def __repr__(self) -> str:
+        return f"<Repaired: {self.verdict}>"
 
     @property
     def title(self) -> str:

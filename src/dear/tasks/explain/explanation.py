@@ -227,7 +227,7 @@ class Explanation:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanations(Sequence[Explanation]):
     """Explanations of some images by one model.
 
@@ -237,6 +237,9 @@ class Explanations(Sequence[Explanation]):
     items: tuple[Explanation, ...]
     method: str  #: title of the method
     notes: Mapping[str, str]  #: how the explanations were made
+
+    def __repr__(self) -> str:
+        return f"<Explanations: {len(self)} images by {self.method}>"
 
     @overload
     def __getitem__(self, place: int) -> Explanation: ...
