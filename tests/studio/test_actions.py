@@ -312,6 +312,7 @@ def test_a_backbone_with_roles_is_searched_by_its_heads(tmp_path):
 
 def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr("dear.studio.training._TESTED", 12)
+    monkeypatch.setattr("dear.tasks.evaluate.MOST_IMAGES", 12)
     opened = state(tmp_path)
     trainer = Trainer(opened)
     with pytest.raises(RunError):
@@ -338,7 +339,7 @@ def test_a_training_is_stopped_resumed_finished_and_downloaded(tmp_path, monkeyp
     assert result.available == len(open_data("world:vehicles", "train"))
     assert result.accuracy.available == len(test)
     frozen = ZeroShot(opened.clip, test.classes, template=test.template)
-    assert result.accuracy.before == Model(frozen).evaluate(even_subset(test, 1000)).accuracy["default"]
+    assert result.accuracy.before == Model(frozen).evaluate(even_subset(test, 12)).accuracy["default"]
     assert f"{result.available - result.used} were left out" in status_html(done)
     again = open_state(tmp_path, run=str(trainer.run))
     assert again.model.classes == opened.model.classes
@@ -383,6 +384,7 @@ def test_nothing_to_train_on_is_a_sentence(tmp_path):
 
 def test_a_training_takes_another_backbone_and_roles(tmp_path, monkeypatch):
     monkeypatch.setattr("dear.studio.training._TESTED", 12)
+    monkeypatch.setattr("dear.tasks.evaluate.MOST_IMAGES", 12)
     opened = state(tmp_path)
     opened.roles.save(tmp_path / "roles.json")
     trainer = Trainer(opened)

@@ -187,7 +187,7 @@ class Trainer:
         try:
             model = self._train(images, test, resume, status)
             status.message = "Measuring accuracy …"
-            status.result = self._result(model, test)
+            status.result = self._result(model, test, status)
         except Paused:
             status.state = "stopped"
             status.message = f"Stopped after step {status.step} of {status.steps}. Resume continues it."
@@ -230,17 +230,21 @@ class Trainer:
 
         return fit(job, self.run, resume=resume, log=log, progress=progress, stop=self._stop.is_set)
 
-    def _result(self, model: Model, test: ImageSet | None) -> TrainingResult:
+    def _result(self, model: Model, test: ImageSet | None, status: TrainingStatus) -> TrainingResult:
         """Accuracy before and after, images that were not used, and labels that look wrong."""
         job = self._job
         assert job is not None
+
+        def progress(stage: str, done: int, total: int | None) -> None:
+            status.message = f"Measuring accuracy, {stage}: {done:,} of {total:,} …"
+
         wrong = dict(model.metrics.get("labels") or {}).get("look_wrong", 0)
         suspects = check_labels(job.images, model.clip.plain).suspects[:_SUSPECTS] if wrong else ()
         return TrainingResult(
             used=len(job.images),
             available=job.available,
             unreadable=len(job.unreadable),
-            accuracy=None if test is None else held_out_accuracy(model, test),
+            accuracy=None if test is None else held_out_accuracy(model, test, progress),
             mode=model.pick_mode(None),
             notices=job.notices,
             suspects=tuple(
