@@ -23,7 +23,7 @@ import dear
 from dear.clip.model import Clip
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR, find_method
-from dear.methods.base import Method, in_precision
+from dear.methods.base import Method
 from dear.methods.frozen import Batch
 from dear.runs.recipe import Recipe
 from dear.train.loop import optimizer_of, rates_of
@@ -68,7 +68,7 @@ def main() -> None:
     labels = torch.arange(options.images) % options.classes
     works: dict[str, Callable[[], object]] = {}
     for name in ("dear", "mmrl"):
-        method = in_precision(build(clip, name, None, options.classes), options.precision)
+        method = build(clip, name, None, options.classes).in_precision(options.precision)
         works[f"{name} step"] = training_step(method, images, labels, options.batch)
     for preset in ("strong", "quick"):
         model = build(clip, "dear", preset, options.classes)

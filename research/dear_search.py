@@ -39,7 +39,6 @@ from dear.heads.roles import RoleMap
 from dear.heads.rules import derive_roles
 from dear.images.views import normalize, resize_short, to_tensor
 from dear.methods import DeAR
-from dear.methods.base import in_precision
 from dear.methods.tensors import unit
 from dear.runs.recipe import Recipe
 from dear.tasks.speed import add_rows, machine
@@ -140,7 +139,7 @@ def cell(
     trained, cpu = time.perf_counter(), time.process_time() - cpu
     half, labels = len(drawn.classes), test.labels.to(clip.device)
     with torch.no_grad():
-        whole = in_precision(method.with_classes(test.classes, test.template), "auto")
+        whole = method.with_classes(test.classes, test.template).in_precision("auto")
         found = []
         for part in views.split(500):
             pixels = normalize(part.to(clip.device), clip.config.mean, clip.config.std)

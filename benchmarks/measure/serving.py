@@ -20,7 +20,6 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR
-from dear.methods.base import in_precision
 from dear.runs.model import Model
 from dear.serve.batcher import Batcher
 from dear.serve.decoding import Decoder, Decoding, Upload
@@ -56,7 +55,7 @@ def make_adapters(
     """
     names = [f"class {number}" for number in range(classes)]
     ids = token_ids(clip.config, classes)
-    base = in_precision(DeAR(clip, names, roles=roles or RoleMap.table2(), ids=ids), "auto")
+    base = DeAR(clip, names, roles=roles or RoleMap.table2(), ids=ids).in_precision("auto")
     shared = {id(one): one for one in (base.clip, clip, base.prompts, base.roles)}
     generator = torch.Generator(clip.device).manual_seed(0)
     found: list[Answerer] = []

@@ -19,7 +19,6 @@ from dear.data.images import ListedImages
 from dear.heads.roles import RoleMap
 from dear.images.views import Size, resize_crop
 from dear.methods import DeAR
-from dear.methods.base import in_precision
 from dear.methods.frozen import Frozen, Loss
 from dear.runs.recipe import Recipe
 from dear.train.frozen import steps_at_once
@@ -118,7 +117,7 @@ class SpeedTask:
         names = [f"class {i}" for i in range(classes)]
         options = {**DeAR.preset(preset).options, "tokens_per_attribute": tokens, **changes}
         model = DeAR(clip, names, roles=roles_of(clip.config), ids=self.ids, **options)
-        self.model = in_precision(model, precision)
+        self.model = model.in_precision(precision)
         self.dtype = self.model.clip.visual.dtype
         size, generator = clip.config.vision.image_size, torch.Generator(self.device).manual_seed(0)
         self.at_once = steps_at_once(size, batch)

@@ -9,7 +9,6 @@ from tiny import Colors, mixed_roles, tiny_clip
 from dear.clip import Clip, ClipConfig, TextConfig, VisionConfig
 from dear.errors import UsageError
 from dear.methods import METHODS, DeAR, Method, build_method, find_method
-from dear.methods.base import in_precision
 from dear.methods.dear import layer_mask
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
@@ -78,13 +77,13 @@ def test_what_is_kept_is_computed_again_after_a_change_that_pytorch_did_not_see(
 def test_float32_is_obeyed_on_a_backbone_loaded_in_16_bits() -> None:
     clip = tiny_clip(dtype=torch.bfloat16)
     model = build_method("zeroshot", clip, NAMES)
-    bound = in_precision(model, "float32")
+    bound = model.in_precision("float32")
     assert bound.clip.visual.dtype == bound.clip.dtype == torch.float32
     assert bound.clip.fingerprint == clip.fingerprint
     exact = clip.float().encode_image(pixels())  # the same weights, computed in float32
     assert torch.equal(bound.clip.encode_image(pixels()), exact)
     model = build_method("zeroshot", tiny_clip(dtype=torch.bfloat16), NAMES)
-    assert in_precision(model, "auto").clip is model.clip
+    assert model.in_precision("auto").clip is model.clip
 
 
 def test_attributes_by_another_name_have_the_masks_of_their_own() -> None:

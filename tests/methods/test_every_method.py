@@ -20,7 +20,6 @@ from tiny import LEARNING, images, tiny_clip
 from dear.clip import Clip
 from dear.errors import DearError, RunError, UsageError
 from dear.methods import METHODS, Batch, Method, ZeroShot
-from dear.methods.base import in_precision
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
@@ -177,7 +176,7 @@ class TestEveryMethod:
     @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
     def test_16_bits_stay_finite_and_near(self, name: str, precision: str) -> None:
         method = trained(name).copy()
-        bound = in_precision(method, precision)
+        bound = method.in_precision(precision)
         assert bound.clip.visual.dtype == getattr(torch, precision)
         rough = bound.logits(pixels())
         loss = bound.loss(pixels(), LABELS[:3], DOMAINS[:3])

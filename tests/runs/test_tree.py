@@ -153,7 +153,7 @@ def test_answers_name_nodes(run: Path, animals: ImageSet) -> None:
 
 def test_rejection_backs_off_first(run: Path, animals: ImageSet) -> None:
     model, images = Model.load(run), animals
-    plain = model._on(model.method)
+    plain = model.with_method(model.method)
     plain.spec = None
     every, tree = (one.answers(images, top=1, reject=0.2) for one in (plain, model))
     refused = sum(bool(answer.rejected) for answer in every)

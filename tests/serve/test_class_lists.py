@@ -15,7 +15,7 @@ from httpx import Response
 from serving import QUICK
 from tiny import tiny_clip
 
-from dear.methods.base import ClassRows
+from dear.methods.class_rows import ClassRows
 from dear.serve.engine import Answerer
 from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.shared_cache import MOST_ABANDONED, SharedCache, Sized

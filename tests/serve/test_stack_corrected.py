@@ -10,7 +10,6 @@ from tiny import images, mixed_roles, tiny_clip
 from dear.clip.correction import Correction
 from dear.clip.gpu import Recorder, run_eagerly
 from dear.methods import DeAR, build_method
-from dear.methods.base import in_precision
 from dear.serve import mixed_batch
 
 
@@ -96,7 +95,7 @@ def test_corrections_keep_one_copy_of_the_weights_in_another_precision() -> None
     assert clip.corrected(correction(2, width)) is clips[2]  # runs with one correction are on one object
     assert clips[1].corrected(None).correction is None
     methods = [
-        in_precision(build_method("dear", one, ("dog", "sea"), roles=mixed_roles()), "bfloat16")
+        build_method("dear", one, ("dog", "sea"), roles=mixed_roles()).in_precision("bfloat16")
         for one in clips
     ]
     weights = {p.data_ptr() for method in methods for p in method.clip.parameters()}

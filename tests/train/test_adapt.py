@@ -10,7 +10,6 @@ from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.clip.variant import matrix_dtype
 from dear.errors import CheckpointError, DataError, InputError, RunError, UsageError
-from dear.methods.base import in_precision
 from dear.runs.folder import add_metrics, read_config
 from dear.runs.model import Model
 from dear.tasks.adapt import adapt
@@ -102,7 +101,7 @@ def test_precision_by_name() -> None:
     with pytest.raises(UsageError, match="'half'"):
         matrix_dtype("half", torch.device("cpu"))
     method = adapt(Colors(), backbone=CLIP, method="zeroshot").method
-    bound = in_precision(method, "bfloat16")
+    bound = method.in_precision("bfloat16")
     assert bound.clip.visual.dtype == torch.bfloat16
-    assert in_precision(method, "bfloat16").clip is bound.clip  # copied once
+    assert method.in_precision("bfloat16").clip is bound.clip  # copied once
     assert method.clip is CLIP

@@ -6,7 +6,6 @@ import torch
 from tiny import images, mixed_roles, tiny_clip
 
 from dear.methods import build_method
-from dear.methods.base import in_precision
 
 
 def test_texts_are_encoded_once_and_again_after_training(monkeypatch) -> None:
@@ -17,10 +16,10 @@ def test_texts_are_encoded_once_and_again_after_training(monkeypatch) -> None:
     texts = type(method).texts
     monkeypatch.setattr(type(method), "texts", lambda self: encoded.append(1) or texts(self))
     pixels = images(2, dtype=torch.float32)
-    first = in_precision(method, "auto").logits(pixels)
-    assert torch.equal(in_precision(method, "auto").logits(pixels), first)
+    first = method.in_precision("auto").logits(pixels)
+    assert torch.equal(method.in_precision("auto").logits(pixels), first)
     assert len(encoded) == 1
     with torch.no_grad():
         method.text_tokens.add_(1.0)
-    assert not torch.equal(in_precision(method, "auto").logits(pixels), first)
+    assert not torch.equal(method.in_precision("auto").logits(pixels), first)
     assert len(encoded) == 2

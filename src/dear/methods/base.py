@@ -17,6 +17,7 @@ from dear.clip.sharing import tensor_stamp
 from dear.clip.variant import matrix_dtype
 from dear.errors import RunError, UsageError
 from dear.heads.roles import RoleMap
+from dear.methods.class_rows import ClassRows
 from dear.methods.frozen import (
     Batches,
     Cut,
@@ -456,11 +457,27 @@ class Method(nn.Module):
         other._cache, other._last_bound = {}, None
         return other
 
+    def in_precision(self: M, precision: str) -> M:
+        """`bind` to a copy of the backbone in another precision.
+
+        "auto" keeps a backbone that was not loaded in float32. The copy of the backbone is cached as long as
+        the backbone exists, and encoded texts are reused, so repeated calls encode them once.
+        """
+        clip = self.clip
+        if precision != "auto" or clip.dtype == torch.float32:
+            clip = clip.cast(matrix_dtype(precision, clip.device))
+        bound, last = self.bind(clip), self._last_bound
+        if last is not None and last.clip is clip and last.source is self.prompts:
+            bound.prompts, bound._cache = last.prompts, last.cache
+        else:
+            self._last_bound = _BoundTexts(clip, self.prompts, bound.prompts, bound._cache)
+        return bound
+
     def cached(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
         """`compute()`, cached until a learned tensor changes; never cached while gradients are enabled."""
         if torch.is_grad_enabled():
             return compute()
-        stamp = self._stamp()
+        stamp = self.stamp()
         if key not in self._cache or self._cache[key][0] != stamp:
             self._cache[key] = (stamp, compute())
         return self._cache[key][1]
@@ -482,57 +499,10 @@ class Method(nn.Module):
                 f"rows must be those of the {len(self.classes)} classes of the method, in their order, got "
                 f"{len(rows.classes)} rows of other classes or in another order"
             )
-        stamp = self._stamp()
+        stamp = self.stamp()
         self.prompts.set_frozen(rows.frozen)
         self._cache.update({key: (stamp, value) for key, value in rows.cached.items()})
 
-    def _stamp(self) -> tuple[tuple[int, int], ...]:
+    def stamp(self) -> tuple[tuple[int, int], ...]:
         """A value that changes whenever a learned tensor changes."""
         return tensor_stamp((*self.parameters(), *self.buffers()))
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassRows:
-    """Cached tensors with one row per class, [C, ...]."""
-
-    classes: tuple[str, ...]
-    cached: dict[str, Tensor]  #: by the keys of `Method.cached`
-    frozen: Tensor  #: unit features of the prompts under the frozen tower, [C, E]
-
-    def __post_init__(self) -> None:
-        count = len(self.classes)
-        for name, rows in {**self.cached, "frozen": self.frozen}.items():
-            if len(rows) != count:
-                raise RuntimeError(f"{name} must have a row per class ({count}), got {len(rows)}")
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(rows.nbytes for rows in (*self.cached.values(), self.frozen))
-
-    @classmethod
-    def join(cls, parts: Sequence[ClassRows]) -> ClassRows:
-        """The rows of several parts, one after the other."""
-        keys = set(parts[0].cached).intersection(*(part.cached for part in parts))
-        return cls(
-            tuple(name for part in parts for name in part.classes),
-            {key: torch.cat([part.cached[key] for part in parts]) for key in keys},
-            torch.cat([part.frozen for part in parts]),
-        )
-
-
-def in_precision(method: M, precision: str) -> M:
-    """`method` on a copy of its backbone in another precision; `method` itself is unchanged.
-
-    "auto" keeps a backbone that was not loaded in float32. The copy of the backbone is cached as long as the
-    backbone exists, and the method's encoded texts are reused, so repeated calls encode them once.
-    """
-    clip = method.clip
-    if precision != "auto" or clip.dtype == torch.float32:
-        clip = clip.cast(matrix_dtype(precision, clip.device))
-    bound, last = method.bind(clip), method._last_bound
-    if last is not None and last.clip is clip and last.source is method.prompts:
-        bound.prompts, bound._cache = last.prompts, last.cache
-    else:
-        method._last_bound = _BoundTexts(clip, method.prompts, bound.prompts, bound._cache)
-    return bound

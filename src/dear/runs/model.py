@@ -24,16 +24,16 @@ from dear.calibration.scales import Calibration
 from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data.batches import GPU_BATCH, Images, image_set, name_of, over_batches, pixels_for
-from dear.data.images import ImageSet, group_names, require_one_label, targets_of
+from dear.data.images import ImageSet
 from dear.data.inputs import find_inputs
-from dear.errors import DataError, TrainingError, UsageError
-from dear.methods.base import Method, in_precision
+from dear.errors import TrainingError, UsageError
+from dear.methods.base import Method
 from dear.methods.frozen import Frozen
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.answer import Answer, share_of_rejected
 from dear.runs.class_lists import combine_classes, resolve_classes, split_class_list
 from dear.runs.evaluate import Evaluation
-from dear.runs.evaluate_sets import SetEvaluation
+from dear.runs.evaluate_model import evaluate
 from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.folder import (
     load_run,
@@ -50,7 +50,7 @@ from dear.runs.predictions import Predictions
 from dear.runs.ranking import Ranking
 from dear.runs.recipe import Line
 from dear.runs.spec import Spec, digest, plain
-from dear.runs.tree import Tree, tree_figures
+from dear.runs.tree import Tree
 from dear.utils.digest import of_parts
 from dear.utils.files import write_json, write_safetensors
 from dear.utils.progress import Progress
@@ -235,7 +235,7 @@ class Model:
     @cached_property
     def bound(self) -> Method:
         """The method on the backbone in the model's precision; it shares everything learned."""
-        return in_precision(self.method, self.precision)
+        return self.method.in_precision(self.precision)
 
     @property
     def scale(self) -> Scale:
@@ -269,9 +269,10 @@ class Model:
         names = self.classes
         if classes is not None and tuple(classes) != self.classes:
             names = combine_classes(classes, self.classes, add=add)
-        return self._on(self.method.with_classes(names, template))
+        return self.with_method(self.method.with_classes(names, template))
 
-    def _on(self, method: Method) -> Model:
+    def with_method(self, method: Method) -> Model:
+        """The model with another method, with the same calibration."""
         return Model(
             method,
             self.calibration,
@@ -283,7 +284,7 @@ class Model:
 
     def corrected(self, correction: Any) -> Model:
         """The model as it is with something removed from its image feature; nothing is trained again."""
-        return self._on(self.method.bind(self.clip.corrected(correction)))
+        return self.with_method(self.method.bind(self.clip.corrected(correction)))
 
     def frozen(self) -> Model:
         """The backbone before any change, on the same classes: zero-shot, uncalibrated, nothing removed."""
@@ -312,7 +313,7 @@ class Model:
             pixels = pixels.to(method.clip.device)
             if not pixels.is_cuda:
                 return method.all_logits(pixels)
-            key = (type(method).__name__, id(method.clip), id(method.prompts), method._stamp())
+            key = (type(method).__name__, id(method.clip), id(method.prompts), method.stamp())
             parts = method.clip.recorder(key, lambda batch: tuple(method.all_logits(batch).values()), pixels)
         return dict(zip(method.modes, parts, strict=True))
 
@@ -335,14 +336,16 @@ class Model:
             frozen: `Method.inference_stage` of all images, where it is known: no image is read.
             progress: called with ("images", images done, images in all).
         """
-        parts, problems = self._each(images, lambda logits, _: logits, unreadable, cached, frozen, progress)
+        parts, problems = self.map_logits(
+            images, lambda logits, _: logits, unreadable, cached, frozen, progress
+        )
         empty = torch.empty(0, len(self.classes))
         logits = {mode: torch.cat([empty, *(part[mode] for part in parts)]) for mode in self.modes}
         for rows in logits.values():
             rows[list(problems)] = float("nan")
         return logits
 
-    def _each(
+    def map_logits(
         self,
         images: Images,
         use: Callable[[Logits, Tensor | None], Result],
@@ -398,7 +401,7 @@ class Model:
     def scores(self, images: Images, mode: str | None = None, *, progress: Progress | None = None) -> Tensor:
         """The score [n] of each image that `threshold` is compared with."""
         mode, scale = self.pick_mode(mode), self.scale
-        parts, _ = self._each(
+        parts, _ = self.map_logits(
             images,
             lambda logits, near: scale.score(scale.calibrated(logits[mode], mode), near, mode),
             progress=progress,
@@ -455,7 +458,7 @@ class Model:
             images = [images]
         model = self.with_classes(classes, template, add=add)
         ranking = Ranking(model, top, mode, reject, certain)
-        parts, problems = model._each(
+        parts, problems = model.map_logits(
             images,
             lambda logits, near: ranking.answers(logits[ranking.mode], near),
             unreadable,
@@ -543,88 +546,7 @@ class Model:
                 methods that read nothing else.
             progress: called with ("images", images done, images in all).
         """
-        if not isinstance(images, ImageSet):
-            raise UsageError(
-                f"images must be an image set, got {type(images).__name__}; use dear.evaluate(model, data)"
-            )
-        if len(images) == 0:
-            raise DataError(f"{images.name}: evaluation needs at least one image, got none")
-        if self.method.several:
-            return self._evaluate_sets(images, unreadable, cached, progress)
-        require_one_label(images, f"a {self.method.title} run with one label per image")
-        model, labels = self.for_labels(images)
-        scale, tree = model.scale, model.tree
-
-        def best(logits: Logits, near: Tensor | None) -> dict[str, tuple[Tensor, Tensor, Tensor, Tensor]]:
-            answers = {}
-            for mode, part in logits.items():
-                scaled = scale.calibrated(part, mode)
-                probabilities = scaled.softmax(dim=-1)
-                top = probabilities.max(dim=-1)
-                score = scale.score(scaled, near, mode) if scores else top.values
-                every = top.values if tree is None else probabilities
-                answers[mode] = (top.indices, top.values, score, every)
-            return answers
-
-        wanted = scores and scale.needs_nearness
-        parts, problems = model._each(images, best, unreadable, cached, progress=progress, nearness=wanted)
-        keep = [row for row in range(len(images)) if row not in problems]
-        indices, values, kept_scores, every = (
-            {mode: torch.cat([part[mode][column] for part in parts])[keep] for mode in model.modes}
-            for column in range(4)
-        )
-        figures = None
-        if tree is not None:
-            figures = {mode: tree_figures(tree, part, labels.cpu()[keep]) for mode, part in every.items()}
-        groups = group_names(images)
-        return Evaluation(
-            model.classes,
-            labels.cpu()[keep],
-            indices,
-            values,
-            unreadable=tuple(problems[place] for place in sorted(problems)),
-            groups=None if groups is None else tuple(groups[row] for row in keep),
-            trained=() if isinstance(model.method, ZeroShot) else model.trained,
-            scores=kept_scores if scores and model.calibration is not None else None,
-            tree=figures,
-        )
-
-    def _evaluate_sets(
-        self, images: ImageSet, unreadable: str, cached: bool, progress: Progress | None
-    ) -> SetEvaluation:
-        """`evaluate` of a model with several labels per image; labels of one class each are sets of one."""
-        targets = targets_of(images)
-        if targets is None:
-            targets = torch.nn.functional.one_hot(images.labels, len(images.classes)).bool()
-        model, columns = self, list(range(len(images.classes)))
-        if tuple(images.classes) != self.classes:
-            known = {name: number for number, name in enumerate(self.classes)}
-            if all(name in known for name in images.classes):
-                columns = [known[name] for name in images.classes]
-            else:
-                model = self._on(self.method.with_classes(images.classes))
-        truth = torch.zeros(len(images), len(model.classes), dtype=torch.bool)
-        truth[:, columns] = targets.cpu()
-        scale = model.scale
-
-        def of_batch(logits: Logits, _: Tensor | None) -> Logits:
-            return {mode: scale.calibrated(part, mode) for mode, part in logits.items()}
-
-        parts, problems = model._each(images, of_batch, unreadable, cached, progress=progress)
-        keep = [row for row in range(len(images)) if row not in problems]
-        scaled = {mode: torch.cat([part[mode] for part in parts])[keep] for mode in model.modes}
-        limits = None
-        if model.calibration is not None:
-            limits = {mode: scale.limits(mode) for mode in model.modes}
-        return SetEvaluation(
-            model.classes,
-            truth[keep],
-            {mode: part if limits is None else scale.probabilities(part) >= limits[mode]
-             for mode, part in scaled.items()},
-            {mode: scale.probabilities(part) for mode, part in scaled.items()} if limits else scaled,
-            unreadable=tuple(problems[place] for place in sorted(problems)),
-            calibrated=limits is not None,
-        )  # fmt: skip
+        return evaluate(self, images, scores, unreadable, cached, progress)
 
     def for_labels(self, images: ImageSet) -> tuple[Model, Tensor]:
         """The model that can answer for a labeled set, and the set's labels in that model's numbering [n].

@@ -24,7 +24,8 @@ import msgspec
 
 from dear.clip.model import Clip
 from dear.errors import DearError, RunError
-from dear.methods.base import ClassRows, Method
+from dear.methods.base import Method
+from dear.methods.class_rows import ClassRows
 from dear.methods.dear import DeAR
 from dear.runs.folder import FILES, REQUIRED_FILES, read_config, read_metrics
 from dear.runs.model import Model

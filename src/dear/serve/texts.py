@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from dear.methods.base import ClassRows, Method
+from dear.methods.base import Method
+from dear.methods.class_rows import ClassRows
 from dear.serve.engine import Answerer
 from dear.serve.turns import Pace
 

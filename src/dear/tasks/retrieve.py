@@ -32,7 +32,7 @@ from dear.heads.focus import attribute_heads
 from dear.heads.neighbors import ALIKE, SAME, head_space, shared
 from dear.heads.roles import RoleMap
 from dear.images.views import image_paths, open_image
-from dear.methods.base import Method, in_precision
+from dear.methods.base import Method
 from dear.methods.dear import DeAR
 from dear.methods.tensors import unit
 from dear.runs.feature_cache import FeatureCache, learned_digest
@@ -157,7 +157,7 @@ def gallery_of(source: PathLike | ImageSet, root: PathLike | None = None) -> Ima
 
 def gallery_features(method: DeAR, images: ImageSet, progress: Progress | None = None) -> Tensor:
     """Unit features of a gallery in every attribute's space, [n, A, E], on the CPU."""
-    method, cache = in_precision(method, "auto"), FeatureCache()
+    method, cache = method.in_precision("auto"), FeatureCache()
     what = learned_digest("attribute features", method)
 
     def features(some: ImageSet, rows: list[int]) -> Tensor:

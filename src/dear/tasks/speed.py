@@ -31,7 +31,7 @@ from dear.errors import DataError, UsageError
 from dear.heads.names import CORE
 from dear.heads.roles import RoleMap
 from dear.methods import build_method, find_method
-from dear.methods.base import Method, in_precision
+from dear.methods.base import Method
 from dear.runs.recipe import Recipe
 from dear.train.feed import Feed
 from dear.train.loop import Loop, StepParts, make_step
@@ -80,7 +80,7 @@ def measure(
     method = _method(options, clip)
     changed = {} if options.batch is None else {"batch": options.batch}
     recipe = Recipe.of(type(method), precision=options.precision, **changed)
-    bound = in_precision(method, options.precision)
+    bound = method.in_precision(options.precision)
     where = {**machine(device), "shape": options.shape, "method": options.method, "classes": options.classes}
     where["precision"] = str(bound.clip.visual.dtype).removeprefix("torch.")
     seconds: dict[str, tuple[int, float]] = {}

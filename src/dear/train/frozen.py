@@ -19,7 +19,7 @@ from torch import Tensor
 from dear.data.batches import images_at_once
 from dear.data.images import ImageSet
 from dear.errors import UsageError
-from dear.methods.base import Method, in_precision
+from dear.methods.base import Method
 from dear.methods.frozen import Batch, FeatureBatch, Frozen, encode_with_focus
 from dear.runs.feature_cache import FeatureCache
 from dear.runs.recipe import Recipe
@@ -76,7 +76,7 @@ class FrozenViews:
         limit_bytes: int = _LIMIT_BYTES,
         progress: Progress | None = None,
     ) -> None:
-        self.method = in_precision(method, recipe.precision)
+        self.method = method.in_precision(recipe.precision)
         self.feed = Feed(images, self.method.clip, recipe)
         self.views = max(1, recipe.views if views is None else views)
         self.limit_bytes, self.progress = limit_bytes, progress

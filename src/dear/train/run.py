@@ -18,7 +18,7 @@ import torch
 from dear.calibration.reference import Reference
 from dear.data.images import ImageSet
 from dear.errors import OutOfMemory, RunError, ran_out
-from dear.methods.base import Method, in_precision
+from dear.methods.base import Method
 from dear.runs.folder import (
     load_adapter,
     locked,
@@ -83,7 +83,7 @@ def train(
     ):
         if run.state == "finished" and run.folder is not None:
             return _load_finished(method, spec, run.folder)
-        work = in_precision(method, recipe.precision)  # shares what is learned with `method`
+        work = method.in_precision(recipe.precision)  # shares what is learned with `method`
         loop = Loop(work, Feed(images, work.clip, recipe), recipe, views)
         run.restore(loop)
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from dear.data.images import ImageSet
-from dear.methods.base import Method, in_precision
+from dear.methods.base import Method
 from dear.methods.frozen import Loss
 from dear.train.calibrate import trial_costs
 from dear.train.feed import Feed
@@ -54,7 +54,7 @@ def estimate(job: Job) -> Estimate | None:
 
 def _measured(job: Job, first: ImageSet) -> tuple[float, float, bool]:
     """Seconds of the first batch once (files, frozen stages) and in every step; whether once is for all."""
-    method, recipe = in_precision(job.method, job.recipe.precision), job.recipe
+    method, recipe = job.method.in_precision(job.recipe.precision), job.recipe
     began = time.perf_counter()
     feed = Feed(first, method.clip, recipe)
     views = views_for(job.method, first, recipe)
