@@ -31,7 +31,7 @@ def classify(address: str, model: str, files: list[str], top: int = 3, key: str 
         with urllib.request.urlopen(request, timeout=60) as reply:
             return json.load(reply)
     except urllib.error.HTTPError as error:
-        raise SystemExit(f"{error.code}: {json.load(error)['error']}") from None
+        raise SystemExit(f"{error.code}: {json.load(error)['error']['message']}") from None
 
 
 if __name__ == "__main__":

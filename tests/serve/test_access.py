@@ -124,6 +124,8 @@ BODIES = {
         {"input": "http://127.0.0.1:9/a.png"},
         {"input": ["ftp://127.0.0.1:9/a.png"] * 3},
         {"input": [[1, 2, 3]]},
+        {"input": ["", "word " * 80, "<|endoftext|>"]},
+        {"input": ["word " * 80]},
         {"images": ["QQ=="], "classes": ["\u0000", ""]},
         {"images": ["QQ=="], "gallery": "/etc", "by": "heads"},
         {"models": ["../zero"], "images": ["QQ=="]},

@@ -227,7 +227,7 @@ def test_a_few_bytes_that_stand_for_gigabytes_are_refused_at_once(runs):
         reply = client.post("/v1/models/zero/classify", files=[("files", ("a.webp", content))] * 64)
         assert time.monotonic() - began < 3
         assert reply.status_code == 413
-        assert "together" in reply.json()["error"]
+        assert "together" in reply.json()["error"]["message"]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
 
 
@@ -552,7 +552,7 @@ def test_a_full_disk_is_told(runs, monkeypatch):
         monkeypatch.setattr(Path, "write_bytes", full)
         reply = client.put("/v1/models/zero/upload", content=packed(runs / "coop"), headers=MANAGER)
         monkeypatch.undo()
-        assert (reply.status_code, "full" in reply.json()["error"]) == (507, True)
+        assert (reply.status_code, "full" in reply.json()["error"]["message"]) == (507, True)
         assert client.get("/v1/models/zero", headers=USER).json()["method"] == "zeroshot"
     assert not hidden(runs)
 
@@ -561,7 +561,7 @@ def test_scores_that_are_no_numbers_are_never_answered(runs, tmp_path):
     (runs / "probe" / "adapter.safetensors").write_bytes(too_large(runs / "probe", tmp_path))
     with client_of(runs) as client:
         reply = client.post("/v1/models/probe/classify", files=[file(1)])
-        assert (reply.status_code, "not finite" in reply.json()["error"]) == (409, True)
+        assert (reply.status_code, "not finite" in reply.json()["error"]["message"]) == (409, True)
         assert client.post("/v1/models/zero/classify", files=[file(1)]).status_code == 200
 
 
@@ -749,7 +749,7 @@ def test_limits_bound_the_bytes_that_requests_hold(runs):
     settings = replace(QUICK, limits=Limits(held_bytes=1000, upload_bytes=900))
     with client_of(runs, settings) as client:
         reply = client.post("/v1/models/zero/classify", files=[file(1)])
-        assert (reply.status_code, "held" in reply.json()["error"]) == (429, True)
+        assert (reply.status_code, "held" in reply.json()["error"]["message"]) == (429, True)
         assert client.app.state.service.traffic._bytes == {}
 
 

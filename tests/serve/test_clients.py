@@ -42,10 +42,10 @@ def test_the_openai_package(runs):
         names = [model.id for model in client.models.list()]
         with pytest.raises(openai.NotFoundError) as refused:
             client.embeddings.create(model="other", input="a cat")
-        assert "'other'" in refused.value.response.json()["error"]
+        assert "'other'" in str(refused.value)
         with pytest.raises(openai.BadRequestError) as refused:
             client.embeddings.create(model=clip.name, input="http://127.0.0.1:9/a.png")
-        assert "http://127.0.0.1:9/a.png" in refused.value.response.json()["error"]
+        assert "http://127.0.0.1:9/a.png" in str(refused.value)
     texts = torch.nn.functional.normalize(clip.encode_text(["a cat", "a dog"]), dim=-1)
     rows = [one.embedding for one in floats.data]
     assert [one.index for one in floats.data] == [0, 1, 2]

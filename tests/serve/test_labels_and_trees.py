@@ -111,7 +111,7 @@ def test_answers_differ_between_images(client, labeled):
 )
 def test_options_that_a_run_does_not_have_are_refused(client, name, options, item):
     reply = post(client, name, **options)
-    assert (reply.status_code, item in reply.json()["error"]) == (400, True), reply.text
+    assert (reply.status_code, item in reply.json()["error"]["message"]) == (400, True), reply.text
     assert post(client, "coop").status_code == 200
 
 

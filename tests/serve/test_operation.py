@@ -49,9 +49,9 @@ def test_a_client_that_goes_away_is_no_failure_of_the_service(caplog):
 
 
 def test_the_frameworks_own_refusals_are_sentences(shared):
-    assert "'/nothing'" in shared.get("/nothing").json()["error"]
+    assert "'/nothing'" in shared.get("/nothing").json()["error"]["message"]
     reply = shared.get("/v1/models/probe/classify")
-    assert (reply.status_code, "GET" in reply.json()["error"]) == (405, True)
+    assert (reply.status_code, "GET" in reply.json()["error"]["message"]) == (405, True)
 
 
 def test_a_model_names_the_figures_of_its_evaluations(runs):

@@ -100,7 +100,7 @@ def test_json_other_classes_and_embeddings(shared):
     assert sum(entry["probability"] for entry in answer["classes"]) == pytest.approx(1)
     refused = shared.post("/v1/models/probe/classify", json=body)
     assert refused.status_code == 400
-    assert "linear-probe" in refused.json()["error"]
+    assert "linear-probe" in refused.json()["error"]["message"]
     inputs = ["a cat", f"data:image/png;base64,{body['images'][0]}"]
     found = shared.post("/v1/embeddings", json={"input": inputs, "model": clip.name}).json()
     text = torch.nn.functional.normalize(clip.encode_text(["a cat"]), dim=-1)[0]
@@ -136,8 +136,14 @@ def test_json_other_classes_and_embeddings(shared):
 def test_wrong_requests_get_a_sentence(shared, status, sentence, request_):
     reply = shared.post(f"/v1/models/{request_.pop('path', 'zero')}/classify", **request_)
     assert reply.status_code == status, reply.text
-    assert sentence in reply.json()["error"]
+    assert sentence in reply.json()["error"]["message"]
     assert shared.post("/v1/models/zero/classify", files=[file(1)]).status_code == 200
+
+
+@pytest.mark.parametrize("text", ["", " \n", "word " * 80, "<|endoftext|>"])
+def test_texts_that_have_no_features_are_refused(shared, text):
+    reply = shared.post("/v1/embeddings", json={"input": ["a cat", text]})
+    assert (reply.status_code, repr(text)[:9] in reply.json()["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize("classes", ["+red, cat", "cat, +red", "cat,+ red,"])
@@ -178,7 +184,7 @@ def test_a_key_opens_what_it_is_for_and_nothing_else(runs):
 def test_management_is_off_unless_asked_for(shared):
     reply = shared.put("/v1/models/new/upload", content=b"x")
     assert reply.status_code == 403
-    assert "management is off" in reply.json()["error"]
+    assert "management is off" in reply.json()["error"]["message"]
 
 
 def packed(run: Path) -> bytes:
@@ -216,7 +222,7 @@ def test_runs_are_uploaded_unloaded_and_loaded(runs, made_runs, tmp_path):
         ):
             reply = client.put("/v1/models/fresh/upload", content=content, headers=headers)
             assert reply.status_code == 400
-            assert sentence in reply.json()["error"]
+            assert sentence in reply.json()["error"]["message"]
         assert client.put("/v1/models/.hidden/upload", content=b"x", headers=headers).status_code == 400
         assert client.get("/v1/models/fresh", headers=open_key).status_code == 200  # the old one stays
     assert not [path.name for path in runs.iterdir() if path.name.startswith(".")]
@@ -442,7 +448,7 @@ def test_retrieval_is_that_of_the_command(runs, tmp_path):
             ({"attribute": "smell"}, "smell"),
         ):
             refused = client.post("/v1/models/roles/retrieve", files=[file(3)], data=data)
-            assert sentence in refused.json()["error"]
+            assert sentence in refused.json()["error"]["message"]
         refused = client.post("/v1/models/probe/retrieve", files=[file(3)], data={"attribute": "color"})
         assert refused.status_code == 400
     method = load_run(runs / "roles", tiny_clip(dtype=torch.float32))
@@ -458,7 +464,7 @@ def test_retrieval_is_that_of_the_command(runs, tmp_path):
 def test_reject_without_a_threshold_is_refused(shared):
     reply = shared.post("/v1/models/probe/classify", files=[file(1)], data={"reject": "true"})
     assert reply.status_code == 400
-    assert "no calibration" in reply.json()["error"]
+    assert "no calibration" in reply.json()["error"]["message"]
 
 
 def test_reject_with_a_calibration(runs):

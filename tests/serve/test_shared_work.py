@@ -204,7 +204,7 @@ def test_search_by_heads_is_that_of_the_command(corrected_runs, tmp_path):
     assert list(one) == ["Shape"]
     for refused, words in ((wrong, "smell"), (none, "role map"), (way, "features or heads")):
         assert refused.status_code == 400
-        assert words in refused.json()["error"]
+        assert words in refused.json()["error"]["message"]
 
 
 def test_a_class_list_is_encoded_in_the_queue_alone(runs, monkeypatch):

@@ -112,7 +112,7 @@ class BoundedConnection(asyncio.Protocol):
         if self._requests:
             self._transport.abort()
             return
-        body = json.dumps({"error": sentence}).encode()
+        body = json.dumps({"error": {"message": sentence}}).encode()
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
         head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self._transport.write(head.encode() + body)

@@ -11,7 +11,7 @@ code { background: #8882; padding: .1em .3em } td { padding: .2rem 1rem .2rem 0;
 </style><h1>dear serve</h1>
 <p>The same description for programs: <a href="openapi.json">openapi.json</a>.
 Images come as multipart field <code>files</code> or as JSON, <code>{"images": ["base64"]}</code>;
-a refusal is a status and <code>{"error": "one sentence"}</code>.</p>
+a refusal is a status and <code>{"error": {"message": "one sentence"}}</code>.</p>
 <p><code>curl -F files=@photo.jpg -F top=3 http://HOST/v1/models/NAME/classify</code></p>
 <table>"""
 

@@ -145,7 +145,7 @@ class _Body:
 
 
 def response_of(error: Refused, **headers: str) -> JSONResponse:
-    """A refusal as a response: its status and one sentence."""
+    """A refusal as a response: its status and one sentence, in OpenAI's form."""
     if error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
-    return JSONResponse({"error": str(error)}, error.http_status, headers)
+    return JSONResponse({"error": {"message": str(error)}}, error.http_status, headers)

@@ -8,7 +8,7 @@ whatever else is in the batch, but for rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -18,19 +18,9 @@ from dear.clip.model import Clip
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
 from dear.methods.frozen import Frozen
-from dear.serve import dear_stack
+from dear.serve.dear_stack import stack_key, stacked_logits
 
 K = TypeVar("K", bound=Hashable)
-
-
-class Stack(NamedTuple):
-    """How adapters of one kind of method are computed in one pass."""
-
-    key: Callable[[Any], Hashable]  #: of an adapter; those with equal keys are computed together
-    logits: Callable[[Any, Frozen, str, Runner], list[Tensor]]  #: [C_i] of each image under its own adapter
-
-
-STACKS: dict[type[Method], Stack] = {DeAR: Stack(dear_stack.stack_key, dear_stack.stacked_logits)}
 
 
 @torch.no_grad()
@@ -149,7 +139,8 @@ def _answers(methods: Sequence[Method], frozen: Frozen, mode: str | None, run: R
         part = frozen if len(rows) == len(methods) else frozen.rows(rows)
         several = run is not run_eagerly or any(method is not members[0] for method in members)
         if group[0] is not None and several:  # a single adapter needs no stack unless it is to be recorded
-            return STACKS[type(members[0])].logits(members, part, members[0].pick_mode(mode), run)
+            models = cast(list[DeAR], members)
+            return stacked_logits(models, part, models[0].pick_mode(mode), run)
         return _in_groups(members, lambda method, places: _logits(method, part.rows(places), mode))
 
     return _in_groups([_groups(method)[1] for method in methods], compute)
@@ -161,8 +152,8 @@ def _logits(method: Method, frozen: Frozen, mode: str | None) -> tuple[Tensor, .
 
 def _stack_group(method: Method) -> tuple[Hashable, ...]:
     """Methods with equal groups are computed in one pass where the first entry is not None."""
-    visual, stack = method.clip.visual, STACKS.get(type(method))
-    key = None if stack is None else stack.key(method)
+    visual = method.clip.visual
+    key = stack_key(method) if isinstance(method, DeAR) else None
     return key, visual.removed_heads, visual.correction is None
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from dear.errors import DearError, UsageError
 from dear.runs.class_lists import resolve_classes, split_class_list
@@ -67,10 +67,9 @@ class RequestReader:
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             too_long = "of length <=" in str(error)
             raise Refused(413 if too_long else 400, f"the body must be valid JSON ({error})") from None
-        images = _image_texts(options)
-        check_options(len(images), options, self._limits)
-        contents = [_from_base64(number, text) for number, text in enumerate(images, 1)]
-        return self._uploads([(f"image {n}", content) for n, content in enumerate(contents, 1)]), options
+        check_options(len(options.images), options, self._limits)
+        images = enumerate(options.images, 1)
+        return self._uploads([(f"image {n}", _from_base64(n, text)) for n, text in images]), options
 
     def _read_form(self, body: bytes, content_type: str, kind: type[O]) -> tuple[list[Upload], O]:
         limits = self._limits
@@ -84,7 +83,7 @@ class RequestReader:
             else:
                 files.append(((filename or "")[:_MOST_NAME] or f"file {len(files) + 1}", value))
         options = options_of_fields(fields, kind)
-        if isinstance(options, EmbeddingsOptions) and _image_texts(options):
+        if isinstance(options, EmbeddingsOptions) and options.images:
             raise Refused(400, "send images of a form as files, not as data: URLs")
         check_options(len(files), options, limits)
         return self._uploads(files), options
@@ -95,32 +94,12 @@ class RequestReader:
 
 async def receive_body(request: Request, limits: Limits) -> bytes:
     """The body of a request, which must arrive in time."""
-    parts: list[bytes] = []
-    more = True
     try:
         with stage("receive"):
             async with asyncio.timeout(limits.body_seconds):
-                while more:
-                    message = await request.receive()
-                    if message["type"] != "http.request":
-                        raise ClientDisconnect
-                    parts.append(message.get("body", b""))
-                    more = message.get("more_body", False)
+                return b"".join([part async for part in request.stream()])
     except TimeoutError:
         raise Refused(408, f"the body must arrive within {limits.body_seconds:g} seconds") from None
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _image_texts(options: Options) -> list[str]:
-    """The images of a JSON request, as they were sent."""
-    if not isinstance(options, EmbeddingsOptions):
-        return getattr(options, "images", [])
-    return [text for text in embedding_inputs(options) if text.startswith("data:")]
-
-
-def embedding_inputs(options: EmbeddingsOptions) -> list[str]:
-    """Texts and data: URLs of a request for embeddings."""
-    return [options.input] if isinstance(options.input, str) else options.input
 
 
 def _from_base64(number: int, text: str) -> bytes:
@@ -172,11 +151,10 @@ def check_options(images: int, options: Options, limits: Limits) -> None:
     if classes is not None and not 1 <= len(classes) <= limits.classes:
         raise Refused(400, f"classes must have 1 to {limits.classes} names, got {len(classes)}")
     if isinstance(options, EmbeddingsOptions):
-        _check_texts(embedding_inputs(options), limits)
+        _check_texts(options.texts, limits)
 
 
-def _check_texts(inputs: Sequence[str], limits: Limits) -> None:
-    texts = [text for text in inputs if not text.startswith("data:")]
+def _check_texts(texts: Sequence[str], limits: Limits) -> None:
     if len(texts) > limits.texts:
         raise Refused(413, f"a request may have at most {limits.texts} texts, got {len(texts)}")
     for text in texts:

@@ -27,7 +27,7 @@ from dear.serve.docs_page import docs_page
 from dear.serve.errors import Refused
 from dear.serve.galleries import search_by
 from dear.serve.keys import MANAGEMENT, Caller
-from dear.serve.requests import O, embedding_inputs, receive_body, requested_classes
+from dear.serve.requests import O, receive_body, requested_classes
 from dear.serve.schemas import (
     Classified,
     ClassifyOptions,
@@ -215,21 +215,19 @@ async def embeddings(request: Request) -> Response:
     service, caller = call.service, call.caller
     with service.traffic.request(caller):
         uploads, options = await service.reader.read(request, EmbeddingsOptions, caller.name)
-        inputs = embedding_inputs(options)
-        is_image = [one.startswith("data:") for one in inputs]
+        is_image = [one.startswith("data:") for one in options.inputs]
         if not any(is_image):  # files of a form come first
             is_image = [True] * len(uploads) + is_image
         if not is_image:
             raise Refused(400, "input must be a text, a data: URL of an image, or a list of these")
         service.check_embedding_model(options.model, options.dimensions)
-        texts = [one for one in inputs if not one.startswith("data:")]
         async with service.time_limit():
             images = await service.decoder.decode(uploads, caller.name)
             refused = [one for one in images if isinstance(one, Refused)]
             if refused:
                 raise refused[0]
             image_rows = iter(await service.features(images, caller.name))
-            features, tokens = await service.text_features(texts, caller.name)
+            features, tokens = await service.text_features(options.texts, caller.name)
     text_rows = iter(features)
     rows = [cast(Tensor, next(image_rows if image else text_rows)) for image in is_image]
     encode: Callable[[Tensor], Any] = _base64 if options.encoding_format == "base64" else Tensor.tolist

@@ -56,14 +56,35 @@ class EmbeddingsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     dimensions: Annotated[int | None, Meta(description="the length of the backbone's features")] = None
     user: str | None = None
 
+    @property
+    def inputs(self) -> list[str]:
+        """Texts and `data:` URLs."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+    @property
+    def images(self) -> list[str]:
+        """The `data:` URLs."""
+        return [one for one in self.inputs if one.startswith("data:")]
+
+    @property
+    def texts(self) -> list[str]:
+        """The other inputs."""
+        return [one for one in self.inputs if not one.startswith("data:")]
+
 
 Options = ClassifyOptions | CompareOptions | RetrieveOptions | EmbeddingsOptions
 
 
-class Refusal(BaseModel):
-    """A request that was refused."""
+class Reason(BaseModel):
+    """Why a request was refused."""
 
-    error: str
+    message: str = Field(description="one sentence")
+
+
+class Refusal(BaseModel):
+    """A request that was refused, in OpenAI's form."""
+
+    error: Reason
 
 
 class Status(BaseModel):

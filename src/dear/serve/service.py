@@ -20,7 +20,7 @@ from torch import Tensor
 from dear.clip.gpu import Recorder
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
-from dear.errors import DearError
+from dear.errors import DearError, InputError
 from dear.runs.answer import Answer
 from dear.runs.ranking import Ranking
 from dear.serve.archive import install_run, recover
@@ -267,20 +267,27 @@ class Service:
 
     async def text_features(self, texts: Sequence[str], caller: str = "") -> tuple[Tensor, int]:
         """Unit text features [N, E], and the number of tokens."""
-
-        @torch.inference_mode()
-        def encode(some: Sequence[str]) -> tuple[Tensor, int]:
-            ids = self.clip.tokenize(some)
-            features = torch.nn.functional.normalize(self.clip.encode_text(ids).float(), dim=-1).cpu()
-            return features, int(ids.count_nonzero())
-
-        parts, start = [(torch.empty(0, self.clip.config.embed_dim), 0)], 0
-        while start < len(texts):
-            some = texts[start : start + self._pace.pieces(_TEXTS_AT_ONCE)]
-            timed = partial(self._pace.timed, len(some), partial(encode, some))
+        parts = [torch.empty(0, self.clip.config.embed_dim)]
+        if not texts:
+            return parts[0], 0
+        ids = await asyncio.get_running_loop().run_in_executor(self._builders, self._tokenize, texts)
+        start = 0
+        while start < len(ids):
+            some = ids[start : start + self._pace.pieces(_TEXTS_AT_ONCE)]
+            timed = partial(self._pace.timed, len(some), partial(self._encode_text, some))
             parts.append(await self.batcher.call(timed, caller, len(some)))
             start += len(some)
-        return torch.cat([features for features, _ in parts]), sum(tokens for _, tokens in parts)
+        return torch.cat(parts), int(ids.count_nonzero())
+
+    def _tokenize(self, texts: Sequence[str]) -> Tensor:
+        try:
+            return self.clip.tokenize(texts)
+        except InputError as error:
+            raise Refused(400, str(error)) from None
+
+    @torch.inference_mode()
+    def _encode_text(self, ids: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(self.clip.encode_text(ids).float(), dim=-1).cpu()
 
     # -- management -------------------------------------------------------------------------------
 
