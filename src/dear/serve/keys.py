@@ -142,7 +142,7 @@ class Keys:
     def check_management(self, header: str | None) -> None:
         """Refuse a request that may not manage the service."""
         if self._management is None:
-            raise Refused(403, "management is off; start the service with a key file that has a management key")
+            raise Refused(403, "management is off: the service has no key file with a management key")
         if not self._manages(header):
             raise Refused(401, "management needs the management key; send Authorization: Bearer KEY")
 
