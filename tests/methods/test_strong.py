@@ -184,3 +184,14 @@ def test_early_tokens_are_gone_where_attribute_tokens_enter() -> None:
     model.logits_from_frozen(stage)
     length = stage.x.shape[1]
     assert lengths == [length + 3] * 3 + [length + 5] * 2
+
+
+def test_the_frozen_pass_ends_with_the_class_token_unless_more_is_read() -> None:
+    model = build(early_tokens=3, early_layer=2, token_start="class")
+    rows = []
+    last = model.clip.visual.blocks[model.entry - 2]
+    last.mlp.register_forward_hook(lambda _, __, out: rows.append(out.shape[1]))
+    alone = model.inference_stage(images())
+    stage = model.inference_stage(images(), model.clip)
+    assert rows == [1, stage.x.shape[1]]
+    torch.testing.assert_close(alone.class_token, stage.class_token, rtol=0, atol=1e-12)

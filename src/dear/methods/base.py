@@ -306,7 +306,10 @@ class Method(nn.Module):
         stage = Frozen(x)
         with torch.no_grad():
             if self.class_token_at is not None and isinstance(cut, int):
-                last, cut = visual.run(x, cut, self.class_token_at - 1), self.class_token_at
+                # without a focus or a feature, the last of these layers computes the class token alone
+                everything = bool(self.focus) or feature_of is not None
+                read = None if everything else torch.zeros(1, dtype=torch.long, device=x.device)
+                last, cut = visual.run(x, cut, self.class_token_at - 1, read=read), self.class_token_at
                 stage = stage._replace(class_token=last[:, :1])
             if self.focus:
                 if isinstance(cut, int) and cut <= self.focus[0][0]:  # reuse the layers run so far
