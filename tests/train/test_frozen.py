@@ -120,6 +120,24 @@ def test_what_a_part_of_the_set_is_answered_from() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+def test_preparation_reads_the_features_that_trainings_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Main training and folds of a cross-validation walk the same images."""
+    method, feed, steps = views_task()
+    batches = list(feed.walk())
+    expected = torch.cat([method.clip.encode_image(batch.pixels) for batch in batches])
+    calls: list[int] = []
+    pixels = feed.images.pixels
+    monkeypatch.setattr(feed.images, "pixels", lambda rows, *size: calls.extend(rows) or pixels(rows, *size))
+    for rows in (range(len(feed.images)), [0, 3, 5, 5]):
+        part, images = steps.views.subset(rows), feed.images.subset(list(rows))
+        walked = list(StepFeed(method, Feed(images, method.clip, feed.recipe), 100, part).walk())
+        found = torch.cat([batch.features for batch in walked])
+        torch.testing.assert_close(found, expected[list(rows)], rtol=1e-4, atol=1e-5)
+        labels = torch.cat([batch.labels for batch in walked])
+        assert torch.equal(labels, feed.images.labels[list(rows)])
+    assert len(calls) <= len(feed.images)
+
+
 def test_views_that_do_not_fit_into_memory_are_computed_again() -> None:
     _, feed, steps = views_task()
     _, _, tight = views_task(limit_bytes=1000)

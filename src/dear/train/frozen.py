@@ -251,8 +251,11 @@ class StepFeed:
         return [StepInputs(*parts) for parts in zip(stages, labels, domains, strict=True)]
 
     def walk(self, augment: bool = False) -> Iterator[Batch | FeatureBatch]:
-        """Walk the set once in order, for `Method.prepare`; each walk with `augment` meets other views."""
-        if self.views is None or self.method.cut != "feature":
+        """Walk the set once in order, for `Method.prepare`; each walk with `augment` meets other views.
+
+        A method that reads frozen features gets those of shared views, which are computed once.
+        """
+        if self.views is None or not (self.method.reads_frozen or self.method.cut == "feature"):
             yield from self.feed.walk(augment)
             return
         view = self._walks if augment else None
