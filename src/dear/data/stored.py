@@ -124,7 +124,7 @@ class BoxedImages(Rows):
         """Hash of the file's bytes and the box."""
         box = self.boxes[index]
         file = file_digest(self.root / self.files[index])
-        return of_parts(file, f"{box.text} {box.margin:g}")
+        return of_parts(file, f"{box.text} {box.margin:g} {'fractions' if box.fractional else 'pixels'}")
 
 
 class CellReader(Protocol):

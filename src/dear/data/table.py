@@ -35,6 +35,7 @@ from torch import Tensor
 
 from dear.data.images import (
     TEMPLATE,
+    UNLABELED,
     FileImages,
     ImageSet,
     check_classes,
@@ -158,24 +159,43 @@ def open_table(
         "domains": None if rows[0].domain is None else tuple(row.domain or "" for row in taken),
         "groups": None if rows[0].group is None else tuple(row.group or "" for row in taken),
     }
+    return _image_set(taken, reader, folder, place, common)
+
+
+def open_unlabeled_table(
+    path: Path, root: Path, *, labeled_too: bool = False, margin: float = 0.0
+) -> ImageSet | None:
+    """The images of a table that have no label, or with `labeled_too` all of them, as images without labels.
+
+    Returns:
+        None where no row is without a label.
+
+    Raises:
+        DataError: a row is malformed; it is named, with its column.
+    """
+    records, reader = _records(path, root, ("path",) if labeled_too else REQUIRED)
+    required = () if labeled_too else ("label",)
+    rows = _rows(
+        records, str(path), Anywhere(root), required if reader else ("path", *required), margin=margin
+    )
+    taken = rows if labeled_too else [row for row in rows if not row.label and row.labels is None]
+    labels = torch.full((len(taken),), UNLABELED, dtype=torch.int64)
+    common = {"name": path.name, "classes": (), "template": TEMPLATE, "labels": labels}
+    return _image_set(taken, reader, root, path, common) if taken else None
+
+
+def _image_set(
+    rows: Sequence[Row], reader: CellReader | None, folder: Path, place: Path, common: Mapping[str, Any]
+) -> ImageSet:
+    """The images of some rows: cells, whole files, or boxes of files."""
     if reader is not None:
-        return CellImages(reader=reader, rows=tuple(row.number - 1 for row in taken), **common)
-    files = tuple(row.path or "" for row in taken)
+        return CellImages(reader=reader, rows=tuple(row.number - 1 for row in rows), **common)
+    files = tuple(row.path or "" for row in rows)
     if rows[0].box is None:
         return FileImages(root=folder, paths=files, **common)
-    boxes = tuple(row.box or Box(0, 0, 1, 1) for row in taken)
-    places = tuple(f"{place}, row {row.number}" for row in taken)
+    boxes = tuple(row.box or Box(0, 0, 1, 1) for row in rows)
+    places = tuple(f"{place}, row {row.number}" for row in rows)
     return BoxedImages(root=folder, files=files, boxes=boxes, places=places, **common)
-
-
-def read_table(
-    path: Path, root: Path, required: tuple[str, ...] = REQUIRED, *, confined: bool = False
-) -> list[Row]:
-    """Every row of a table of files, checked; see `open_table`. The label of an unlabeled image is ""."""
-    records, reader = _records(path, root, required)
-    if reader is not None:
-        raise DataError(f"{path}: needs a column path here; images inside a table can be labeled data only")
-    return _rows(records, str(path), Inside(root) if confined else Anywhere(root), required)
 
 
 def _records(

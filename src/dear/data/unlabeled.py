@@ -26,7 +26,7 @@ from dear.data.images import (
 )
 from dear.data.inputs import as_images
 from dear.data.open import SPLITS, UNLABELED_FOLDER, WORLD, check_data, find_benchmark, open_data
-from dear.data.table import KINDS, read_table
+from dear.data.table import KINDS, open_unlabeled_table
 from dear.errors import DataError
 from dear.images.names import image_paths
 from dear.images.views import Size
@@ -94,8 +94,8 @@ def open_unlabeled(
     """Images whose labels are not read.
 
     Args:
-        source: a folder, of which all images at any depth count; a table with a column `path`; a dataset
-            by its name, of which the training images count; or a list of images, as in `as_images`.
+        source: a folder, of which all images at any depth count; a table with a column `path` or `image`; a
+            dataset by its name, of which the training images count; or a list of images, as in `as_images`.
         root: the folder of the benchmarks; for a table, the folder that its paths start from.
 
     Raises:
@@ -113,14 +113,17 @@ def open_unlabeled(
     check_data(path, root)
     if os.path.isdir(path):
         return _files(path, sorted(image_paths(path), key=natural_key), path)
-    folder = path.parent if root is None else Path(root)
-    return _files(folder, [row.path or "" for row in read_table(path, folder, required=("path",))], path)
+    images = open_unlabeled_table(path, path.parent if root is None else Path(root), labeled_too=True)
+    assert images is not None  # a table has at least one row
+    return images
 
 
 def unlabeled_part(
-    source: str | os.PathLike[str], root: str | os.PathLike[str] | None = None
+    source: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, margin: float = 0.0
 ) -> ImageSet | None:
     """The unlabeled images that a labeled dataset holds itself; None where there are none.
+
+    `margin` is added to every box of a table on each side, as a fraction of the box.
 
     Raises:
         DataError: a table cannot be read.
@@ -137,9 +140,7 @@ def unlabeled_part(
         return _files(path, rows, path) if rows else None
     if path.suffix.lower() not in KINDS or not path.is_file():
         return None
-    folder = path.parent if root is None else Path(root)
-    rows = [row.path or "" for row in read_table(path, folder) if not row.label and row.labels is None]
-    return _files(folder, rows, path) if rows else None
+    return open_unlabeled_table(path, path.parent if root is None else Path(root), margin=margin)
 
 
 def _files(root: Path, paths: Sequence[str], source: Path) -> ImageSet:

@@ -159,7 +159,7 @@ def find_pool(spec: Spec, images: ImageSet, all_images: ImageSet | None, drawn: 
     source: Source | None = getattr(images, "source", None)
     if drawn or source is None:
         return None
-    return unlabeled_part(source.spec, source.root)
+    return unlabeled_part(source.spec, source.root, spec.margin)
 
 
 def prepare_pool(
