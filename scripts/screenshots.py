@@ -1,9 +1,9 @@
 """Takes the images of README and guides: pages and the studio about a folder of photos.
 
-    python scripts/screenshots.py PHOTOS --backbone B [--out docs/images]
+    python scripts/screenshots.py PHOTOS --backbone B [--tint CLASS] [--out docs/images]
 
-PHOTOS holds one folder per class. One class gets a planted tint, so that the audit has something to find. Needs the
-extra `studio`, playwright, and a Chromium (scripts/install-chromium).
+PHOTOS holds one folder per class. One class (`--tint`, or the first) gets a planted tint, so that the audit
+has something to find. Needs the extra `studio`, playwright, and a Chromium (scripts/install-chromium).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
-WIDTH = 900
+WIDTH = 760  # of pages, about the width of a README, so that their text keeps its size
+STUDIO = (900, 620)  # width and height of the studio
 SCALE = 2  # pixels of the image per pixel of the page, so that text stays sharp
 
 
@@ -30,12 +31,11 @@ def dear(*words: str) -> None:
     subprocess.run([sys.executable, "-c", "from dear.cli import main; main()", *words], check=True)
 
 
-def plant_tint(photos: Path, out: Path) -> None:
-    """A copy of the photos in which the images of the first class are slightly orange."""
-    first = sorted(photos.iterdir())[0]
+def plant_tint(photos: Path, name: str, out: Path) -> None:
+    """A copy of the photos in which the images of one class are slightly orange."""
     for path in sorted(photos.rglob("*.jpg")):
         image = Image.open(path).convert("RGB")
-        if path.parent == first:
+        if path.parent.name == name:
             image = Image.blend(image, Image.new("RGB", image.size, (255, 140, 30)), 0.18)
         place = out / path.relative_to(photos)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -58,12 +58,13 @@ def save(content: bytes, path: Path) -> None:
     image.save(path, optimize=True)
 
 
-def take_page(opened: Browser, source: Path, selector: str, height: int, out: Path) -> None:
-    """A page from the top of the element that matches a selector, `height` pixels high."""
-    page = opened.new_page(viewport={"width": WIDTH, "height": height}, device_scale_factor=SCALE)
+def take_page(opened: Browser, source: Path, first: str, end: str, out: Path) -> None:
+    """A page from the top of the element `first` to the top of the next element `end`."""
+    page = opened.new_page(viewport={"width": WIDTH, "height": 900}, device_scale_factor=SCALE)
     page.goto(source.resolve().as_uri())
-    box = page.locator(selector).first.bounding_box()
-    top = 0 if box is None else max(0, box["y"] - 12)
+    top = page.locator(first).first.evaluate("one => one.getBoundingClientRect().top") - 12
+    tops = page.locator(end).evaluate_all("all => all.map(one => one.getBoundingClientRect().top)")
+    height = min(each for each in tops if each > top + 24) - 8 - top
     save(page.screenshot(clip={"x": 0, "y": top, "width": WIDTH, "height": height}, full_page=True), out)
 
 
@@ -72,7 +73,7 @@ def take_studio(opened: Browser, run: Path, photos: Path, out: Path) -> None:
     from dear.studio.app import serving
 
     with serving(str(run), data=str(photos), port=0) as url:
-        page = opened.new_page(viewport={"width": WIDTH, "height": 620}, device_scale_factor=SCALE)
+        page = opened.new_page(viewport={"width": STUDIO[0], "height": STUDIO[1]}, device_scale_factor=SCALE)
         page.set_default_timeout(120_000)
         page.goto(url)
         page.locator("#classify-examples button img").nth(5).click()
@@ -88,23 +89,26 @@ def main() -> None:
     )
     parser.add_argument("photos", type=Path)
     parser.add_argument("--backbone", required=True)
+    parser.add_argument("--tint", metavar="CLASS", help="class with the planted tint (default: the first)")
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     options = parser.parse_args()
+    classes = sorted(options.photos.iterdir())
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        plant_tint(options.photos, work / "photos")
+        plant_tint(options.photos, options.tint or classes[0].name, work / "photos")
         dear("audit", "--data", str(work / "photos"), "--out", str(work / "audit.html"))
         common = ("--data", str(options.photos), "--method", "linear-probe", "--backbone", options.backbone)
         dear("adapt", *common, "--out", str(work / "run"))
         dear("report", str(work / "run"), "--data", str(options.photos), "--out", str(work / "report.html"))
-        image = sorted(sorted(options.photos.iterdir())[1].iterdir())[0]
+        image = sorted(classes[1].iterdir())[0]
         dear("explain", str(work / "run"), str(image), "--out", str(work / "why.html"))
         with browser() as opened:
-            take_page(opened, work / "audit.html", "body", 820, options.out / "readme-audit.png")
-            take_page(
-                opened, work / "report.html", "text=What got better", 640, options.out / "readme-predict.png"
-            )
-            take_page(opened, work / "why.html", "h2 >> nth=0", 620, options.out / "readme-explain.png")
+            finding = "h2:below(:text('Findings to act on'))"
+            take_page(opened, work / "audit.html", finding, "h2", options.out / "readme-audit.png")
+            fixed = "h3:has-text('Fixed')"
+            take_page(opened, work / "report.html", fixed, "h3", options.out / "readme-predict.png")
+            without = "h3:has-text('without')"
+            take_page(opened, work / "why.html", "h2", without, options.out / "readme-explain.png")
             take_studio(opened, work / "run", options.photos, options.out / "studio-classify.png")
 
 

@@ -29,7 +29,7 @@ def report(
 ) -> None:
     """Write one page about an adapted model.
 
-    It shows accuracy per class, confusions, the worst errors, fusion weights, the change against zero-shot,
+    It shows accuracy per class, confusions, the worst errors, fusion weights, the change from zero-shot,
     and the accuracy on classes that were not trained.
 
     Example: `dear report run --data photos --out page.html`

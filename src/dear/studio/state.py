@@ -131,7 +131,7 @@ def open_state(
     model = Model.load(run, backbone, device)
     images = open_data(data, "all") if data else _images_of(run)
     roles = known_roles(model.clip) if model.method.roles is None else model.method.roles
-    source = f"Run {Path(run).name}"
+    source = f"Run “{Path(run).name}”"
     trained_on = "" if model.spec is None else str(model.spec.data or "")
     state = StudioState(model.clip, roles, images, folder, model, source, local, data or trained_on)
     state.models[source] = model

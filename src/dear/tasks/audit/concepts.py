@@ -86,6 +86,14 @@ class Association:
         return self.information >= self.required
 
     @property
+    def summary(self) -> str:
+        """The figure that decided, in a few words."""
+        if self.one_class is not None and not self.strong:
+            _, value, gap = self.one_class
+            return f"{self.words[value]!r} in one class, +{100 * gap:.0f} points"
+        return f"information {self.information:.2f} (required {self.required:.2f})"
+
+    @property
     def figures(self) -> str:
         """The association and the criterion, for people."""
         reached = self.expected + self.random_excess

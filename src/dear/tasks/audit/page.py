@@ -105,7 +105,7 @@ def finding_table(audit: Audit) -> Table:
             effect = "" if used is None else f"{percent(used.changed)} of answers change"
             if used is not None and used.shifts:
                 effect += f", margin -{percent(used.lost)}"
-            name, strength = one.name, f"information {about.information:.2f} (required {about.required:.2f})"
+            name, strength = one.name, about.summary
         rows.append((name, one.title, strength, effect))
     marks = tuple("best" if one.suspected else "" for one in audit.findings)
     columns = ("finding", "verdict", "association with the labels", "effect on the model")

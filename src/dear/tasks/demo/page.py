@@ -156,7 +156,7 @@ def _accuracies(rows: Sequence[AccuracyRow]) -> Table:
         ]
         texts.append((row.title + (" (recommended)" if row.recommended else ""), *cells))
     return Table(
-        ("answer (points against zero-shot)", "trained classes", "new classes", "harmonic mean"),
+        ("answer (points compared with zero-shot)", "trained classes", "new classes", "harmonic mean"),
         tuple(texts),
         classes=tuple("best" if row.recommended else "" for row in rows),
     )

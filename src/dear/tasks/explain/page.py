@@ -89,10 +89,8 @@ def section(one: Explanation, name: str | None = None) -> dict[str, Any]:
     images = [Thumbnail(thumbnail(one.view, _SIDE), "the image", lines)]
     largest = float(one.maps[""].abs().max())
     for place, label in enumerate(classes if one.threshold is None else classes[:1]):
-        words, score = (
-            f"where {label} comes from",
-            f"score {signed(one.scores[place])}, {percent(sure[label])}",
-        )
+        words = f"evidence for {label}"
+        score = f"score {signed(one.scores[place])}, {percent(sure[label])}"
         caption = (("name", words), ("soft", score))
         images.append(heat(one.view, one.maps[""][place], words, *caption, scale=largest))
     title = name or os.path.basename(one.image) or one.image

@@ -93,7 +93,7 @@ def _tiles(facts: RunFacts) -> list[tuple[str, str]]:
     gain = 100 * (accuracy[mode] - accuracy["zero-shot"])
     tiles = [
         (percent(accuracy[mode]), "accuracy on trained classes"),
-        (f"{gain:+.1f}", f"points against zero-shot’s {percent(accuracy['zero-shot'])}"),
+        (f"{gain:+.1f}", f"points compared with zero-shot’s {percent(accuracy['zero-shot'])}"),
     ]
     if facts.new is not None:
         alone = facts.new.alone
@@ -204,7 +204,7 @@ def _new(facts: RunFacts) -> dict[str, object]:
     count = len(alone.adapted.classes)
     sentence = (
         f"On {len(alone.labels)} images of {count} new class{'' if count == 1 else 'es'} the adapter "
-        f"{'loses' if now < before else 'gains'} {abs(100 * (now - before)):.1f} points against zero-shot "
+        f"{'loses' if now < before else 'gains'} {abs(100 * (now - before)):.1f} points compared with zero-shot "
         f"({percent(before)} to {percent(now)}, mode {alone.mode})."
     )
     shares = ", ".join(f"{name} {percent(share)}" for name, share in facts.new.taken_for_trained().items())

@@ -209,7 +209,7 @@ def _tiles(facts: SetFacts) -> list[tuple[str, str]]:
     low, high = facts.intervals[""]
     tiles = [(percent(mean), f"mAP ({percent(low)} to {percent(high)})")]
     if not facts.zero_shot:
-        tiles.append((f"{100 * (mean - before):+.1f}", f"points against zero-shot’s {percent(before)}"))
+        tiles.append((f"{100 * (mean - before):+.1f}", f"points compared with zero-shot’s {percent(before)}"))
     if facts.adapted.calibrated:
         f1 = facts.adapted.f1(facts.mode)
         tiles += [

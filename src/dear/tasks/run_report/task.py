@@ -32,7 +32,7 @@ def report_run(
 ) -> Path:
     """Write one page about an adapted model.
 
-    It shows accuracy per class, confusions, the worst errors, fusion weights, the change against zero-shot,
+    It shows accuracy per class, confusions, the worst errors, fusion weights, the change from zero-shot,
     and the accuracy on classes that were not trained; for several labels per image average precision with
     intervals, F1, and labels that are missed or wrong.
 
