@@ -157,9 +157,16 @@ def test_the_page_says_what_the_kinds_mean_and_marks_doubts():
         assert f"<dt>{kind}</dt>" in page
     assert "its quality is unknown" in page
     shields_nothing = RoleMap.uniform("mixed", [1], 2)
-    assert "A map that shields nothing keeps nothing." in roles_page(shields_nothing)
+    assert "0 of 2 heads are shielded from new tokens" in roles_page(shields_nothing)
     assert "2 of 2 heads have no attribute role" in roles_page(shields_nothing)
     assert "no attribute role" not in page
+
+
+def test_a_map_close_to_chance_counts_no_shielded_heads():
+    chance = {"information": {"bits": 0.4, "rotated": 0.39, "deviation": 0.02, "rotations": 8}}
+    page = roles_page(structs.replace(RoleMap.table2(), evidence=chance))
+    assert "close to chance" in page
+    assert "shielded from new tokens" not in page
 
 
 def test_figures_survive_flat_and_single_values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -188,7 +189,7 @@ def report(
         evidence = measure_heads(
             roles, clip, image_set, limit=limit, allow_other=allow_other_roles, progress=progress
         )
-    name = backbone or roles.backbone or "BACKBONE"
+    name = shlex.quote(backbone or roles.weights() or "BACKBONE")
     adapt = f"dear adapt --data photos/ --backbone {name} --roles {file} --out run"
     again = f"dear roles report {file} --backbone {name} --images photos/ --out {out}"
     steps = {

@@ -98,8 +98,8 @@ class Drift:
         shown = [Thumbnail(thumbnail(open_image(name)), name, (("soft", name),)) for name in self.examples]
         notes = {
             "images": f"{self.images} new, {self.reference} training images",
-            "two-sample test": f"p = {self.p:.3f}",
-            "share of far images": f"p = {self.far_p:.3f}",
+            "images as a whole": f"p = {self.p:.3f} (two-sample test; below {ALARM:g}: they changed)",
+            "share of far images": f"p = {self.far_p:.3f} (below {ALARM:g}: more than expected)",
         }
         write_atomic(path, render("drift.html", title="Drift", drift=self, images=shown, notes=notes))
 

@@ -31,7 +31,7 @@ element.addEventListener('keydown', (event) => {
 """
 
 
-_HINT = "<p>Loading the heads …</p>"
+_HINT = "<p>Finding what each head reacts to. This takes a minute or more the first time.</p>"
 
 
 def heads_tab(context: Context, tab: Any) -> TabUpdate:

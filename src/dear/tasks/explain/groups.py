@@ -42,7 +42,11 @@ def head_groups(vision: VisionConfig, roles: RoleMap | None) -> HeadGroups:
         for layer in range(1, vision.layers + 1)
     }
     if roles is None:
-        return HeadGroups(layers, False, "Heads are grouped by layer: no role map was passed (dear roles discover finds one).")
+        return HeadGroups(
+            layers,
+            False,
+            "Heads are grouped by layer: no role map was passed (dear roles discover finds one).",
+        )
     if caveat := roles.caveat():
         return HeadGroups(layers, False, f"{caveat} Heads are grouped by layer, and no concept is named.")
     clear = sum(role.kind in ("core", "other") for _, role in roles)

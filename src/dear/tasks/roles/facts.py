@@ -92,14 +92,15 @@ def map_quality(roles: RoleMap, evidence: HeadEvidence) -> list[tuple[str, bool]
             "extent only."
         )
         sentences.append((sentence, linear < 0.5))
-    counts = roles.counts()
-    shielded = counts["other"] + counts["generalization"]
-    sentence = (
-        f"{shielded} of {len(roles)} heads are shielded from new tokens and {counts['core']} read only "
-        "the token of their own attribute."
-    )
-    sentence += "" if shielded else " A map that shields nothing keeps nothing."
-    sentences.append((sentence, shielded == 0))
+    if not roles.caveat():  # else the page shows no roles
+        counts = roles.counts()
+        shielded = counts["other"] + counts["generalization"]
+        sentence = (
+            f"{shielded} of {len(roles)} heads are shielded from new tokens and {counts['core']} read only "
+            "the token of their own attribute."
+        )
+        sentence += "" if shielded else " Training may change what every head adds for other classes."
+        sentences.append((sentence, shielded == 0))
     core = [row for row in evidence.roles if row["kind"] == "core" and not row["concept"]]
     if core and evidence.accuracy is not None:  # labels were given
         cost = 100 * (evidence.accuracy - core[0]["accuracy"])
