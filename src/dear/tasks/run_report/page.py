@@ -204,8 +204,8 @@ def _new(facts: RunFacts) -> dict[str, object]:
     count = len(alone.adapted.classes)
     sentence = (
         f"On {len(alone.labels)} images of {count} new class{'' if count == 1 else 'es'} the adapter "
-        f"{'loses' if now < before else 'gains'} {abs(100 * (now - before)):.1f} points compared with zero-shot "
-        f"({percent(before)} to {percent(now)}, mode {alone.mode})."
+        f"{'loses' if now < before else 'gains'} {abs(100 * (now - before)):.1f} points compared with "
+        f"zero-shot ({percent(before)} to {percent(now)}, mode {alone.mode})."
     )
     shares = ", ".join(f"{name} {percent(share)}" for name, share in facts.new.taken_for_trained().items())
     more = f"Images of new classes answered as a trained class when all names are offered: {shares}."
