@@ -81,8 +81,8 @@ def explain(
         return
     if isinstance(result, SetExplanation):
         for name, right, count, mixture in result.mixtures():
-            images = "1 image" if count == 1 else f"{count} images"
-            answers = f"{name}, {images} answered {'right' if right else 'wrong'}"
+            several = "1 image" if count == 1 else f"{count} images"
+            answers = f"{name}, {several} answered {'right' if right else 'wrong'}"
             echo(f"{answers}: mostly by {result.parts[int(mixture.argmax())]}")
     else:
         for one in result:
