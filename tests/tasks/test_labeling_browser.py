@@ -66,3 +66,25 @@ def test_label_by_keyboard(tmp_path: Path) -> None:
         assert read_labels(tmp_path / "labels.csv")[path] == "color 29"
         assert not errors
         browser.close()
+
+
+def test_few_classes_on_a_phone(tmp_path: Path) -> None:
+    images = Colors(each=3, seed=1)
+    (tmp_path / "pool").mkdir()
+    for place in range(len(images)):
+        images.image(place).save(tmp_path / "pool" / f"{place}.png")
+    clip = tiny_clip(dtype=torch.float32)
+    session, _ = start_session(tmp_path / "pool", clip, tmp_path / "labels.csv", ["red", "green"])
+    with serving(session) as server, playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 390, "height": 800})
+        page.set_default_timeout(60_000)
+        refused: list[str] = []
+        page.on("response", lambda answer: refused.append(answer.url) if answer.status >= 400 else None)
+        page.goto(server.url)
+        page.wait_for_selector("#question img")
+        assert not page.is_visible("#class-part")  # every class has a key
+        assert page.locator("#question img").bounding_box()["width"] > 300  # small images are enlarged
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert not refused
+        browser.close()

@@ -137,6 +137,16 @@ def test_foreign_and_bad_pools(photos: Path, pool: Path, tmp_path: Path) -> None
         adapt(photos, backbone=CLIP, method="proker", unlabeled=tmp_path / "nowhere")
 
 
+def test_a_note_about_the_data_is_not_repeated(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(Colors(each=6, seed=0), tmp_path / "photos", folders=True)  # names no split: a note says so
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level("INFO", logger="dear"):
+        prepare(Spec(data="photos", method="proker", unlabeled=str(pool)), clip=CLIP)
+    assert sum("names no split" in record.message for record in caplog.records) == 1
+
+
 def test_a_pool_of_another_kind_is_rejected_with_its_distance(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     (tmp_path / "noise").mkdir()

@@ -58,7 +58,8 @@ function show() {
       button.onclick = () => button.setAttribute("aria-pressed", button.getAttribute("aria-pressed") !== "true");
       grid.append(button);
     }
-    const confirm = element("button", `Confirm ${item.label}`, { type: "button", id: "confirm", dir: "auto" });
+    const confirm = element("button", "", { type: "button", id: "confirm" });
+    confirm.append("Confirm ", element("bdi", item.label), " ", element("kbd", "enter"));
     confirm.onclick = () => answer("label", item.label);
     question.append(grid, confirm);
   } else {
@@ -66,7 +67,8 @@ function show() {
     row.append(picture(item.place, 640, item.path), text);
     if (item.label) {
       text.append(element("p", `Labeled ${item.label}; looks like ${item.guesses[0][0]} (${percent(item.guesses[0][1])}).`, { dir: "auto" }));
-      const fine = element("button", "Checked, this label is fine", { type: "button", id: "fine" });
+      const fine = element("button", "Checked, this label is fine ", { type: "button", id: "fine" });
+      fine.append(element("kbd", "enter"));
       fine.onclick = () => answer("checked");
       text.append(fine);
     } else if (item.guesses.length) {
@@ -97,7 +99,7 @@ function show() {
   const forecast = state.forecast;
   $("accuracy").textContent = forecast ? `Cross-validated accuracy: ${percent(forecast.accuracy)} (90 % interval ` +
     `${percent(forecast.low)} to ${percent(forecast.high)}, ${forecast.images} labeled images).` : "";
-  $("advice").textContent = forecast ? forecast.advice : "Label more images, two or more of every class, to see how accurate the model is.";
+  $("advice").textContent = forecast ? forecast.advice : state.training ? "" : "Label more images, two or more of every class, to see how accurate the model is.";
   $("command").textContent = state.command;
 }
 

@@ -186,7 +186,7 @@ def prepare_pool(
         DataError: no unlabeled image can be read, or all are labeled or test images.
     """
     named = spec.unlabeled not in (None, REST)
-    pool, unreadable, copies = _distinct(pool, images, _test_images(images) if named else None)
+    pool, unreadable, copies = _distinct(pool, images, _test_images(spec, images) if named else None)
     clip = method.clip
     cache = FeatureCache()
     labeled = F.normalize(cache.image_features(clip, images, progress), dim=1)
@@ -278,13 +278,13 @@ def compare_trainings(
     return Comparison(*(int(part.sum()) for part in parts))
 
 
-def _test_images(images: ImageSet) -> ImageSet | None:
+def _test_images(spec: Spec, images: ImageSet) -> ImageSet | None:
     """The test images of the dataset that the labeled images come from; None where it has none."""
     source: Source | None = getattr(images, "source", None)
     if source is None:
         return None
-    try:
-        return open_data(source.spec, "test", root=source.root)
+    try:  # by the name in the Spec where there is one, so that no note is repeated with the absolute path
+        return open_data(source.spec if spec.data is None else spec.data, "test", root=source.root)
     except DataError:
         return None
 
