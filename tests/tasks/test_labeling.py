@@ -148,6 +148,21 @@ def test_label_studio_there_and_back(pool: Path, tmp_path: Path) -> None:
         f"annotation_id,choice,image\n1,red,/data/local-files/?d=x/{short[0]['image']}\n"
     )
     assert list(import_labels(tmp_path / "min.csv", pool)) == [chosen.choices[0].path]
+    for number, record in enumerate(short):  # an uploaded file
+        record["image"] = f"/data/upload/1/0b1c2d3e-{chosen.choices[number].path}"
+    (tmp_path / "uploaded.json").write_text(json.dumps(short))
+    assert import_labels(tmp_path / "uploaded.json", pool) == {
+        choice.path: "red" for choice in chosen.choices
+    }
+    path = chosen.choices[0].path
+    (tmp_path / "twice.json").write_text(
+        json.dumps([{"image": f"x/{path}", "choice": "red"}, {"image": f"y/{path}", "choice": "blue"}])
+    )
+    with pytest.raises(DataError, match="'red' and 'blue'"):
+        import_labels(tmp_path / "twice.json", pool)
+    (tmp_path / "no-header.csv").write_text("a.png,cat\nb.png,dog\n")
+    with pytest.raises(DataError, match="column path"):
+        import_labels(tmp_path / "no-header.csv")
     (tmp_path / "named.json").write_text(  # a project that names its control otherwise
         json.dumps([{"id": 1, "image": "a.png", "animal": "cat", "annotator": 1, "lead_time": 2.5}])
     )

@@ -74,6 +74,10 @@ def label_next(
         print_json({"images": len(chosen.choices), "out": str(out), "classes": list(chosen.classes)})
         return
     say(f"{out}: {len(chosen.choices)} images to label, the most useful first")
+    if Path(pool).is_dir():  # whose paths the table holds
+        say(
+            f"next: fill in the column label, then dear adapt --data {out} --data-root {pool} --unlabeled {pool}"
+        )
 
 
 @group.command("import")

@@ -118,7 +118,7 @@ def predict(
         with stages() as progress:
             predictions = answer(run, files, classes=names, device=device, progress=progress, **settings)
     if together:
-        say(f"{len(predictions)} images were answered together: each answer depends on the others")
+        say(f"answered together ({len(predictions)} images): each answer depends on the others")
     if csv is not None or (jsonl is not None and not printed):
         say(f"{csv or jsonl}: {len(predictions)} images")
     else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from dear.utils.files import PathLike, read_json, write_json
 
 #: fields of JSON-MIN and CSV that Label Studio adds to those of the task and the answer
 FIELDS = {"id", "annotator", "annotation_id", "created_at", "updated_at", "lead_time", "image", "path"}
+UPLOAD_PREFIX = re.compile("[0-9a-f]{8}-")  #: Label Studio puts it before the names of uploaded files
 LOCAL_FILES = "/data/local-files/?d="  #: where Label Studio serves files of its own machine
 
 
@@ -82,7 +84,8 @@ def import_labels(source: PathLike, images: PathLike | None = None) -> dict[str,
         labels = _joined(_json_labels(path), path)
     elif path.suffix.lower() == ".csv":
         header = next(csv.reader(io.StringIO(read_list(path, "table of labels"), newline="")), [])
-        labels = read_labels(path) if "path" in header else _joined(_csv_labels(path), path)
+        own = "path" in header or "image" not in header
+        labels = read_labels(path) if own else _joined(_csv_labels(path), path)
     else:
         raise DataError(f"{path}: is neither a folder nor a .json or .csv file")
     if not labels:
@@ -147,15 +150,21 @@ def _joined(pairs: Iterable[tuple[str, str]], path: Path) -> dict[str, str]:
 
 
 def _located(labels: dict[str, str], images: Path, source: Path) -> dict[str, str]:
-    """Labels by path relative to a folder: the longest end of each address that is a file there."""
+    """Labels by path relative to a folder: the longest end of each address that is a file there.
+
+    Raises:
+        DataError: an address is no file, or a file has two labels.
+    """
     located: dict[str, str] = {}
     for address, name in labels.items():
         parts = address.replace(os.sep, "/").split("/")
-        ends = ("/".join(parts[first:]) for first in range(len(parts)))
+        ends = ["/".join(parts[first:]) for first in range(len(parts))]
+        ends.append(UPLOAD_PREFIX.sub("", parts[-1], count=1))
         path = next(
             (end for end in ends if end and ".." not in end.split("/") and (images / end).is_file()), None
         )
         if path is None:
             raise DataError(f"{source}: {address!r} is no file of {images}")
-        located[path] = name
+        if located.setdefault(path, name) != name:
+            raise DataError(f"{source}: {path!r} is labeled {located[path]!r} and {name!r}; keep one")
     return located
