@@ -75,9 +75,8 @@ def label_next(
         return
     say(f"{out}: {len(chosen.choices)} images to label, the most useful first")
     if Path(pool).is_dir():  # whose paths the table holds
-        say(
-            f"next: fill in the column label, then dear adapt --data {out} --data-root {pool} --unlabeled {pool}"
-        )
+        train = f"dear adapt --data {out} --data-root {pool} --unlabeled {pool}"
+        say(f"next: fill in the column label, then {train}")
 
 
 @group.command("import")
