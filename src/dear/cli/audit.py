@@ -37,12 +37,15 @@ def audit(
     roles: opt.Roles = None,
     split: opt.Split = "train",
     shots: Annotated[int, Option(help="Images per class; 0: all.")] = 0,
-    seed: Annotated[int, Option(help="Of the draw and of the permutations.")] = 1,
+    seed: Annotated[int, Option(help="Seed of the draw of images and of the permutation tests.")] = 1,
     mode: opt.Mode = None,
     out: Annotated[str | None, Option("--out", "-o", help="Write a page with the evidence.")] = None,
     data_root: opt.DataRoot = None,
     template: opt.Template = None,
-    backbone: opt.OwnBackbone = None,
+    backbone: Annotated[
+        str | None,
+        Option("--backbone", "-b", help="Backbone that sees concepts; for a run, only if it moved."),
+    ] = None,
     device: opt.Device = "auto",
     threads: opt.Threads = None,
     as_json: opt.Json = False,
@@ -58,7 +61,7 @@ def audit(
 
     `dear audit --data photos/`
 
-    `dear audit --data photos/ --backbone ViT-B-16 --out audit.html`
+    `dear audit --data photos/ --backbone openai/clip-vit-base-patch16 --out audit.html`
 
     `dear audit run --concept "background: lab bench, outdoors, conveyor belt" --json`
 

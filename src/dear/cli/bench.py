@@ -41,7 +41,7 @@ Templates = Annotated[
 EngineName = Annotated[str, Option(help="local (this machine) or ray.")]
 Address = Annotated[str | None, Option(help="A running Ray cluster: auto, ray://HOST:10001.")]
 Workers = Annotated[int | None, Option(help="Processes of the local engine; 1 by default.")]
-Threads = Annotated[int, Option(help="CPU threads per cell; part of the rounding, so kept fixed.")]
+Threads = Annotated[int, Option(help="CPU threads per cell; fixed, because rounding depends on it.")]
 Gpus = Annotated[float | None, Option(help="GPUs per cell on Ray; fractions are allowed.")]
 Draws = Annotated[str | None, Option(help="Folder of few-shot draws to use: DATASET-16shot-seed1.jsonl.")]
 

@@ -26,7 +26,7 @@ def embed(
         Option("--backbone", "-b", help="Backbone (default: mini, or that of the run)."),
     ] = None,
     thumbnails: Annotated[
-        bool, Option("--thumbnails", help="Also a column image: a JPEG of at most 128 pixels a side.")
+        bool, Option("--thumbnails", help="Add a column image: a JPEG of at most 128 pixels a side.")
     ] = False,
     data_root: opt.DataRoot = None,
     shard: Annotated[int, Option(min=1, help="Images per Parquet file.")] = 1024,

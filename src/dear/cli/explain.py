@@ -29,7 +29,7 @@ def explain(
             help="Alone: a labeled set to explain. With images: reference images (default: training).",
         ),
     ] = None,
-    split: Annotated[str, Option(help="Of the set to explain: train, test, val or all.")] = "test",
+    split: Annotated[str, Option(help="Part of --data to explain: train, test, val, or all.")] = "test",
     out: Annotated[str | None, Option("--out", "-o", help="The page to write.")] = None,
     roles: Roles = None,
     mode: Mode = None,

@@ -51,7 +51,11 @@ Run = Annotated[
 ]
 Backbone = Annotated[
     str,
-    Option("--backbone", "-b", help="An embedded name (mini), a hub name, a folder or a checkpoint file."),
+    Option(
+        "--backbone",
+        "-b",
+        help="Name (see `dear backbones`), folder, or checkpoint file; mini knows drawn images only.",
+    ),
 ]
 OwnBackbone = Annotated[
     str | None, Option("--backbone", "-b", help="The backbone, if it moved since training.")
@@ -66,7 +70,7 @@ DataRoot = Annotated[str | None, Option(help="Where the benchmark datasets are k
 MARGIN = "Margin around boxes (x, y, width, height), as a fraction of each box"
 Margin = Annotated[float, Option("--box-margin", help=f"{MARGIN}.")]
 MarginOrRun = Annotated[float | None, Option("--box-margin", help=f"{MARGIN} (default: as in training).")]
-Split = Annotated[str, Option(help="train, test, val or all.")]
+Split = Annotated[str, Option(help="Part of the data: train, test, val, or all.")]
 Template = Annotated[str | None, Option(help='The prompt, with {} for the class: "a photo of a {}."')]
 Texts = Annotated[
     str | None,
@@ -100,8 +104,8 @@ Json = Annotated[bool, Option("--json", help="Print one JSON object for programs
 Way = Annotated[
     str,
     Option(
-        help="auto; of concepts words, heads, examples, leace, or several (heads+words); of properties "
-        "directions, heads, copies."
+        help="How to remove it. Concepts: words, heads, examples, leace (join with +); image properties: "
+        "directions, heads, copies; auto: cross-validation chooses."
     ),
 ]
 Examples = Annotated[

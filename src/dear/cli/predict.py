@@ -42,8 +42,7 @@ def predict(
     certain: Annotated[
         float | None,
         Option(
-            help="Of a run with a tree of classes: name the deepest node with this probability "
-            "(default: 0.8)."
+            help="For a class tree: answer with the deepest node of at least this probability (default: 0.8)."
         ),
     ] = None,
     top: Annotated[int, Option(help="Classes per image.")] = 5,

@@ -33,25 +33,37 @@ File = Annotated[Path, Argument(help="A role map, roles.json; or the name table2
 @group.command("discover")
 def discover(
     images: Annotated[
-        str | None, Option("--images", "-i", help="Images to judge by: what --data takes. No labels used.")
+        str | None,
+        Option("--images", "-i", help="Images in any form that --data takes; labels are not used."),
     ] = None,
-    out: Annotated[Path, Option("--out", "-o", help="Where the role map goes.")] = Path("roles.json"),
+    out: Annotated[Path, Option("--out", "-o", help="The role map to write.")] = Path("roles.json"),
     backbone: Backbone = "mini",
     data_root: DataRoot = None,
     split: Annotated[
-        str | None, Option(help="train, test, val or all (default: train, or the folder that is named).")
+        str | None,
+        Option(help="Part of the data: train, test, val, or all (default: train, or the named folder)."),
     ] = None,
-    source: Annotated[str, Option("--from", help="images, or weights: no image is needed.")] = "images",
-    rule: Annotated[str, Option(help="dominant, quantile or table2.")] = "dominant",
+    source: Annotated[
+        str, Option("--from", help="Find roles from images, or from weights alone.")
+    ] = "images",
+    rule: Annotated[
+        str, Option(help="dominant: by share of a concept; quantile: by entropy; table2: the paper's.")
+    ] = "dominant",
     value: Annotated[
-        float | None, Option(help="The rule's tau (dominant, 0.35) or q (quantile, 0.20).")
+        float | None, Option(help="Threshold of the rule: tau (dominant, 0.35) or q (quantile, 0.20).")
     ] = None,
     layers: Annotated[
         str | None, Option(help="Layers from 1, as 9-12 or 9,11; the last third if left out.")
     ] = None,
-    corpus: Annotated[str | None, Option(help="general, world, or a .txt/.jsonl file of phrases.")] = None,
-    phrases: Annotated[int | None, Option(help="Phrases that describe a head; 20 for heads 64 wide.")] = None,
-    concepts: Annotated[str, Option(help="clusters (HDBSCAN), fixed (twelve names) or tags.")] = "clusters",
+    corpus: Annotated[
+        str | None, Option(help="Phrases to pick from: general, world, or a .txt/.jsonl file.")
+    ] = None,
+    phrases: Annotated[
+        int | None, Option(help="Phrases per head (default: 20 for heads of width 64).")
+    ] = None,
+    concepts: Annotated[
+        str, Option(help="How phrases become concepts: clusters (HDBSCAN), fixed (twelve names), or tags.")
+    ] = "clusters",
     sentences: Annotated[str | None, Option(help="A sentence-transformers model or folder.")] = None,
     batch: Annotated[int, Option(help="Images at once.")] = 64,
     unreadable: Unreadable = "stop",
@@ -164,7 +176,7 @@ def report(
         str | None, Option("--backbone", "-b", help="The backbone; the map's own if left out.")
     ] = None,
     data_root: DataRoot = None,
-    limit: Annotated[int, Option(help="Most images looked at.")] = 1000,
+    limit: Annotated[int, Option(help="Largest number of images to use.")] = 1000,
     allow_other_roles: Annotated[
         bool, Option("--allow-other-roles", help="Show a role map that was made on other weights.")
     ] = False,

@@ -27,7 +27,7 @@ def studio(
     port: Annotated[int, Option(help="Port to listen on; 0 finds a free one.")] = 7860,
     max_upload_mb: Annotated[int, Option(help="Largest upload.")] = 20,
     backbone: Annotated[
-        str | None, Option("--backbone", "-b", help="A backbone, if not the run's own or mini.")
+        str | None, Option("--backbone", "-b", help="The backbone (default: that of the run, or mini).")
     ] = None,
     data: Annotated[
         str | None,

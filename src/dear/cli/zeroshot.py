@@ -30,7 +30,9 @@ def zeroshot(
     template: opt.Template = None,
     texts: opt.Texts = None,
     ensemble: Annotated[bool, Option("--ensemble", help="Average several prompts per class.")] = False,
-    half: Annotated[str, Option(help="all classes, or the base (first) or novel (second) half.")] = "all",
+    half: Annotated[
+        str, Option(help="Classes to use: all, base (first half), or novel (second half).")
+    ] = "all",
     without: Annotated[
         list[str] | None, Option(help="Concepts to remove, as measured on the training split.")
     ] = None,
