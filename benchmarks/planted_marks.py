@@ -25,7 +25,7 @@ import dear
 from dear.data.images import ImageSet, ListedImages
 from dear.data.shots import few_shot
 from dear.shortcuts.find import Shortcut, find_shortcuts
-from dear.shortcuts.properties import Measured, measure
+from dear.shortcuts.properties import Measured, measure_properties
 
 IMAGES, CLASSES = 30, 24  # images per class, and classes, at most
 Edit = Callable[[Image.Image, random.Random], Image.Image]
@@ -42,7 +42,7 @@ def main() -> None:
         images = dear.open_data(data, "train")
         chosen = [images.classes[place] for place in even_places(len(images.classes), CLASSES)]
         images = few_shot(images.select_classes(chosen), IMAGES, 1)
-        clean = measure(saved(images, lambda image, _: image))
+        clean = measure_properties(saved(images, lambda image, _: image))
         labels = images.labels.numpy()
         for mark, edit in MARKS.items():
             marked = even_places(len(images.classes), args.classes) if mark != "none" else [0]
@@ -85,7 +85,7 @@ def saved(images: ImageSet, edit: Edit) -> ListedImages:
 
 def replaced(clean: Measured, rows: np.ndarray, images: ListedImages) -> Measured:
     """What was measured, with some images exchanged."""
-    marked = measure(images)
+    marked = measure_properties(images)
     values, small, hashes = (np.array(part) for part in (clean.values, clean.small, clean.hashes))
     values[rows], small[rows], hashes[rows] = marked.values, marked.small, marked.hashes
     return Measured(values, small, hashes, clean.files)

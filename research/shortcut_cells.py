@@ -18,7 +18,7 @@ from dear.heads.known_roles import known_roles
 from dear.methods import build_method
 from dear.methods.frozen import Frozen
 from dear.runs.recipe import Recipe
-from dear.shortcuts.choose import choose
+from dear.shortcuts.concept_trials import choose_concept_removal
 from dear.shortcuts.removal import Repair, remove_examples, remove_heads
 from dear.shortcuts.without import ways_to_remove
 from dear.tasks.adapt import adapt
@@ -53,7 +53,7 @@ def plans(kind: str, correlation: str, number: str, device: str, draws: int) -> 
     ways["examples"] = remove_examples(learn, features, values, concept.name)
     found = [Plan("untouched", 0, None), *(Plan(way, 0, ways[way]) for way in ways)]
     for inside in (False, True):
-        choice = choose(learn, labels, ways, heads_first=inside)
+        choice = choose_concept_removal(learn, labels, ways, heads_first=inside)
         found.append(Plan("automatic", 0, choice.repair, inside, choice.way))
     count = max(len(roles.select(concept=concept.role)), 1)
     found.append(Plan("true heads", 0, remove_heads(learn, true_heads(concept.name, count), concept.name)))

@@ -24,7 +24,7 @@ from dear.data.images import ImageSet
 from dear.shortcuts.causal import causal_test, edited_set
 from dear.shortcuts.edits import transfer
 from dear.shortcuts.find import Shortcut, find_shortcuts
-from dear.shortcuts.properties import measure
+from dear.shortcuts.properties import measure_properties
 from dear.tasks.adapt import adapt
 from dear.tasks.audit.photos import label_predictor
 from dear.tasks.speed import add_rows
@@ -35,7 +35,9 @@ def reliance(args: Any) -> None:
     for source in args.data:
         train, test = (open_data(source, split) for split in ("train", "test"))
         found = [
-            one for one in find_shortcuts(measure(train), train.labels.tolist(), train.classes) if one.kind
+            one
+            for one in find_shortcuts(measure_properties(train), train.labels.tolist(), train.classes)
+            if one.kind
         ]
         if args.classes:  # those that stand out, and some that do not
             names = [one.class_name for one in found]

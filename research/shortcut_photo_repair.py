@@ -19,20 +19,19 @@ from dear.data.images import ImageSet
 from dear.heads.ablate import Collected, collect
 from dear.runs.model import Model
 from dear.runs.spec import Spec
-from dear.shortcuts.edited_images import EditedImages
-from dear.shortcuts.find import Shortcut, find_shortcuts
-from dear.shortcuts.plan import edited_features
-from dear.shortcuts.properties import measure
-from dear.shortcuts.removal import Repair
-from dear.shortcuts.trials import (
-    choose,
-    fit_classifier,
+from dear.shortcuts.edit_trials import (
+    choose_edit_removal,
     remove_directions,
     remove_edit_heads,
     remove_random_directions,
     remove_random_heads,
-    unit_features,
 )
+from dear.shortcuts.edited_images import EditedImages
+from dear.shortcuts.find import Shortcut, find_shortcuts
+from dear.shortcuts.plan import edited_features
+from dear.shortcuts.properties import measure_properties
+from dear.shortcuts.removal import Repair
+from dear.shortcuts.trials import fit_classifier, unit_features
 from dear.shortcuts.without import Without
 from dear.tasks.speed import add_rows
 from dear.train.fit import fit
@@ -59,7 +58,7 @@ def repair(args: Any) -> None:
 def _marked(sets: Sets, name: str) -> tuple[ImageSet, Shortcut | None]:
     """The training images with the mark in the first class, and what the audit says of that class."""
     images = listed([*plant(name, sets.images[:LEARN]), *sets.images[LEARN:]], sets.labels, sets.classes)
-    found = find_shortcuts(measure(images), sets.labels.tolist(), sets.classes)
+    found = find_shortcuts(measure_properties(images), sets.labels.tolist(), sets.classes)
     return images, next((one for one in found if one.label == 0), None)
 
 
@@ -107,7 +106,7 @@ def _probe_cell(clip: Clip, sets: Sets, name: str) -> dict[str, object]:
         return result | figures("nothing", [collect(clip, images, layers)])
     copies = [EditedImages(images, found.kind), EditedImages(images, found.kind, found)]
     seen = edited_features(clip, images, copies)
-    choice, kinds = choose(seen, (found.kind,)), (found.kind,)
+    choice, kinds = choose_edit_removal(seen, (found.kind,)), (found.kind,)
     result |= {"found": found.kind, "chosen": choice.way, "directions_count": choice.directions}
     result |= figures("nothing", [seen.original])
     result |= figures("directions", [seen.original], remove_directions(seen, kinds, choice.directions))

@@ -12,7 +12,7 @@ from PIL import Image
 from dear.data import open_data
 from dear.data.images import ListedImages
 from dear.shortcuts.find import find_shortcuts
-from dear.shortcuts.properties import Measured, measure
+from dear.shortcuts.properties import Measured, measure_properties
 
 CLASSES, MOST = 10, 30
 LEARN, TEST = 16, 12
@@ -28,7 +28,7 @@ class Photos:
         self.images = [(part, index) for part in parts for index in range(len(part))]
         self.labels = torch.cat([part.labels for part in parts]).numpy()
         self.classes = parts[0].classes
-        first = measure(parts[0])
+        first = measure_properties(parts[0])
         self.own = {one.class_name for one in find_shortcuts(first, parts[0].labels.tolist(), self.classes)}
         self._first: Measured | None = first
 
@@ -36,7 +36,7 @@ class Photos:
     def measured(self) -> Measured:
         """What was measured of all images, once."""
         if self._first is not None:
-            self._measured = joined(self._first, measure(self.parts[1]))
+            self._measured = joined(self._first, measure_properties(self.parts[1]))
             self._first = None
         return self._measured
 

@@ -38,7 +38,7 @@ from shortcut_photo_sets import CLASSES, MOST, NAMES, Photos, joined, listed
 from shortcut_plants import PLANTS, plant
 
 from dear.shortcuts.find import Shortcut, find_shortcuts
-from dear.shortcuts.properties import Measured, measure
+from dear.shortcuts.properties import Measured, measure_properties
 from dear.tasks.speed import add_rows
 
 DRAWS, CLEAN = 5, 20
@@ -47,7 +47,7 @@ DRAWS, CLEAN = 5, 20
 def measured_with(photos: Photos, drawn: list[list[int]], planted: Sequence[Image.Image]) -> Measured:
     """What was measured of a draw, the images of its first class replaced."""
     rest = photos.measured.subset([place for own in drawn[1:] for place in own])
-    return joined(measure(listed(planted, [0] * len(planted), ("marked",))), rest)
+    return joined(measure_properties(listed(planted, [0] * len(planted), ("marked",))), rest)
 
 
 def find(args: argparse.Namespace) -> None:

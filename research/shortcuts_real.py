@@ -36,7 +36,7 @@ from dear.data.images import ImageSet, ListedImages
 from dear.heads.ablate import Collected, collect
 from dear.heads.concept_words import Concept, value_features
 from dear.heads.truth import explained_variance
-from dear.shortcuts.choose import choose
+from dear.shortcuts.concept_trials import choose_concept_removal
 from dear.shortcuts.removal import Repair, remove_examples, remove_heads, remove_span
 
 HEADS, DRAWS, SIDE, EASY = 8, 5, 224, 20
@@ -173,7 +173,7 @@ def ways(clip: dear.Clip, sets: Sets, seen: Collected) -> list[tuple[str, int, R
     ranked = [(seen.layers[place // count], place % count) for place in order]
     truest = remove_heads(seen, ranked[:HEADS], concept)
     offered = {"words": offers["words"], "examples": offers["examples"], "heads": truest}
-    choice = choose(seen, sets.train.labels, offered)
+    choice = choose_concept_removal(seen, sets.train.labels, offered)
     found = [(name, 0, repair, "") for name, repair in offers.items()]
     found += [("truest heads", 0, truest, ""), ("automatic", 0, choice.repair, choice.way)]
     rng = random.Random(1)

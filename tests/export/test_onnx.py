@@ -277,7 +277,7 @@ def rejecting(clip, tmp_path_factory):
     )
     largest = method.logits(images(12, dtype=torch.float32, seed=4)).amax(dim=-1) / 3
     own = ModeCalibration(temperature=3.0, logits=tuple(largest.tolist()))
-    nearness = tuple(reference.own_nearness.tolist())
+    nearness = tuple(reference.mutual_nearness.tolist())
     model = Model(method, Calibration(modes={"default": own}, nearness=nearness), reference=reference)
     path = tmp_path_factory.mktemp("rejecting") / "full.onnx"
     assert export_onnx(model, path).rejects

@@ -19,7 +19,7 @@ from dear.heads.ablate import collect
 from dear.heads.contributions import decompose
 from dear.heads.focus import attribute_heads
 from dear.heads.known_roles import known_roles
-from dear.heads.neighbors import head_space, precision_at, shared
+from dear.heads.neighbors import head_space, mean_overlap, precision_at
 from dear.tasks.retrieve import retrieve
 from dear.world import factors as F
 
@@ -75,5 +75,5 @@ def test_the_query_is_left_out_and_lists_differ(tmp_path: Path) -> None:
 
 
 def test_lists_that_share_images() -> None:
-    assert shared({"a": [1, 2], "b": [1, 2], "c": [3, 4]}) == pytest.approx(1 / 3)
-    assert shared({"a": [1]}) == 0.0
+    assert mean_overlap({"a": [1, 2], "b": [1, 2], "c": [3, 4]}) == pytest.approx(1 / 3)
+    assert mean_overlap({"a": [1]}) == 0.0

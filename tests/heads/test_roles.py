@@ -13,7 +13,15 @@ from dear.errors import DearError, RoleError
 from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.names import CORE
 from dear.heads.roles import Role, RoleMap
-from dear.heads.rules import MeasuredHead, assign, concept_entropy, concept_shares, dominant, quantile, rerule
+from dear.heads.rules import (
+    MeasuredHead,
+    assign,
+    concept_entropy,
+    concept_shares,
+    dominant,
+    quantile,
+    reassign_roles,
+)
 
 PRINT = "sha256:" + "ab" * 32
 
@@ -238,16 +246,16 @@ def test_select_and_missing_heads():
 def test_another_rule_on_the_same_measurements(tmp_path):
     small_map().save(tmp_path / "roles.json")
     roles = RoleMap.load(tmp_path / "roles.json")
-    strict = rerule(roles, "dominant", 0.8)
+    strict = reassign_roles(roles, "dominant", 0.8)
     assert [role.kind for _, role in strict] == ["core", "mixed", "generalization", "mixed"]
-    ranked = rerule(roles, "quantile", 0.25)
+    ranked = reassign_roles(roles, "quantile", 0.25)
     assert [role.kind for _, role in ranked] == ["core", "mixed", "mixed", "generalization"]
     assert ranked.parameters == {"q": 0.25}
-    assert rerule(ranked, "dominant", 0.6).table == roles.table
+    assert reassign_roles(ranked, "dominant", 0.6).table == roles.table
     with pytest.raises(RoleError, match=r"quantile.*table2"):
-        rerule(RoleMap.table2(), "quantile")
+        reassign_roles(RoleMap.table2(), "quantile")
     with pytest.raises(RoleError, match="best"):
-        rerule(roles, "best")
+        reassign_roles(roles, "best")
 
 
 def test_heads_without_phrases_are_mixed():

@@ -19,7 +19,7 @@ from dear.heads.corpus.load import Phrase
 from dear.heads.discover import discover_roles
 from dear.heads.moments import Moments, SavedMoments
 from dear.heads.roles import Role, RoleMap
-from dear.heads.stability import BLOCKS, BlockMoments, bootstrap, measure, warnings_about
+from dear.heads.stability import BLOCKS, BlockMoments, bootstrap, measure_stability, warnings_about
 
 MAPS = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
 
@@ -68,7 +68,7 @@ def test_agreement_and_chance_by_hand() -> None:
         (1, 3): Role("mixed"),
     }
     other = {**base, (1, 0): Role("core", "Shape"), (1, 3): Role("generalization", "Style")}
-    found = measure(base, [base, other])
+    found = measure_stability(base, [base, other])
     assert found.heads == {(1, 0): 0.5, (1, 1): 1.0, (1, 2): 1.0, (1, 3): 0.5}
     assert found.share == 0.75
     # base against base: (1 + 1 + 4) / 16; base against other: Color 1x0, Shape 1x2, mixed 2x1 -> 4 / 16

@@ -15,7 +15,7 @@ from dear.shortcuts.files import file_facts
 from dear.shortcuts.properties import (
     PROPERTIES,
     blockiness,
-    measure,
+    measure_properties,
     properties_of,
     property_column,
 )
@@ -60,7 +60,7 @@ def test_an_unknown_property_is_refused() -> None:
 def test_measured_sets(photos: ListedImages) -> None:
     done = []
     few = photos.subset([3, 5])
-    measured = measure(few, lambda stage, n, total: done.append((n, total)))
+    measured = measure_properties(few, lambda stage, n, total: done.append((n, total)))
     assert measured.values.shape == (2, len(PROPERTIES))
     assert np.allclose(measured.values[1], properties_of(photos.image(5)))
     assert measured.small.shape == (2, 32, 32, 3)

@@ -16,7 +16,7 @@ from dear.shortcuts.edits import recompress, shade_corners
 from dear.shortcuts.files import FileFacts
 from dear.shortcuts.find import auc, find_shortcuts, limit_for, search_properties
 from dear.shortcuts.marks import place_of
-from dear.shortcuts.properties import Measured, measure
+from dear.shortcuts.properties import Measured, measure_properties
 from dear.shortcuts.without import Without
 
 
@@ -67,7 +67,7 @@ PLANTS = {
 def test_a_planted_mark_is_found_and_named(photos: ListedImages, name: str) -> None:
     change, kind, look = PLANTS[name]
     images = planted(photos, 2, change)
-    (found,) = find_shortcuts(measure(images), images.labels.tolist(), images.classes)
+    (found,) = find_shortcuts(measure_properties(images), images.labels.tolist(), images.classes)
     assert (found.class_name, found.kind) == ("cat", kind)
     assert look in found.look
     assert found.score > 0.95
@@ -89,7 +89,7 @@ def test_a_faint_mark_is_found_in_images_with_neutral_and_smooth_parts(
     scenes: ListedImages, name: str
 ) -> None:
     images = planted(scenes, 2, FAINT_PLANTS[name])
-    (found,) = find_shortcuts(measure(images), images.labels.tolist(), images.classes)
+    (found,) = find_shortcuts(measure_properties(images), images.labels.tolist(), images.classes)
     assert found.class_name == "cat"
     assert name in (found.name, *found.also)
     assert " tint" not in found.sentence
@@ -99,12 +99,12 @@ def test_a_faint_mark_is_found_in_images_with_neutral_and_smooth_parts(
 
 
 def test_clean_scenes_raise_no_alarm(scenes: ListedImages) -> None:
-    assert not find_shortcuts(measure(scenes), scenes.labels.tolist(), scenes.classes)
+    assert not find_shortcuts(measure_properties(scenes), scenes.labels.tolist(), scenes.classes)
 
 
 def test_the_closest_property_below_the_limit_is_reported(photos: ListedImages) -> None:
     images = planted(photos, 1, lambda image: ImageEnhance.Brightness(image).enhance(0.7))
-    search = search_properties(measure(images), images.labels.tolist(), images.classes)
+    search = search_properties(measure_properties(images), images.labels.tolist(), images.classes)
     assert not search.shortcuts
     assert search.closest is not None
     assert search.closest.class_name == "bee"
@@ -113,7 +113,7 @@ def test_the_closest_property_below_the_limit_is_reported(photos: ListedImages) 
 
 def test_a_mark_on_half_of_the_images_is_found(photos: ListedImages) -> None:
     images = planted(photos, 4, logo, step=2)
-    (found,) = find_shortcuts(measure(images), images.labels.tolist(), images.classes)
+    (found,) = find_shortcuts(measure_properties(images), images.labels.tolist(), images.classes)
     assert (found.class_name, found.kind) == ("elk", "mark")
     assert found.mark is not None
     assert found.mark.place == "top right"
@@ -121,7 +121,7 @@ def test_a_mark_on_half_of_the_images_is_found(photos: ListedImages) -> None:
 
 
 def test_clean_draws_raise_no_alarm(photos: ListedImages) -> None:
-    measured, rng = measure(photos), np.random.default_rng(0)
+    measured, rng = measure_properties(photos), np.random.default_rng(0)
     alarms = sum(
         bool(find_shortcuts(measured, rng.permutation(photos.labels.numpy()).tolist(), photos.classes))
         for _ in range(40)
@@ -141,11 +141,11 @@ def test_few_images_or_classes_raise_the_limit(photos: ListedImages) -> None:
     assert limit_for(16, 5) == 0.95 < limit_for(100, 2)
     dark = planted(photos, 0, PLANTS["dark"][0])
     few = dark.subset([*range(7), *range(20, 120)])
-    assert not find_shortcuts(measure(few), few.labels.tolist(), few.classes)
+    assert not find_shortcuts(measure_properties(few), few.labels.tolist(), few.classes)
 
 
 def test_facts_of_files_tell_a_class(photos: ListedImages) -> None:
-    measured, labels = measure(photos), photos.labels.tolist()
+    measured, labels = measure_properties(photos), photos.labels.tolist()
     plain, other = FileFacts(0.5, "JPEG", "A 1", "aaaa", 90), FileFacts(0.5, "JPEG", "B 2", "aaaa", 90)
     files = tuple(other if label == 1 else plain for label in labels)
     (found,) = find_shortcuts(
@@ -156,7 +156,7 @@ def test_facts_of_files_tell_a_class(photos: ListedImages) -> None:
 
 
 def test_one_class_or_missing_labels_are_refused(photos: ListedImages) -> None:
-    measured = measure(photos.subset(range(10)))
+    measured = measure_properties(photos.subset(range(10)))
     with pytest.raises(UsageError, match="classes"):
         find_shortcuts(measured, [0] * 10, ("ant", "bee"))
     with pytest.raises(UsageError, match="labels"):

@@ -9,9 +9,9 @@ import dear
 from dear.data import few_shot
 from dear.heads.ablate import Collected
 from dear.runs.spec import Spec
-from dear.shortcuts.trials import (
+from dear.shortcuts.edit_trials import (
     EditedFeatures,
-    choose,
+    choose_edit_removal,
     edit_heads,
     remove_directions,
     remove_edit_heads,
@@ -44,7 +44,7 @@ def planted() -> EditedFeatures:
 
 
 def test_directions_of_the_edit_bring_the_answers_back(planted: EditedFeatures) -> None:
-    found = choose(planted, ("brightness",))
+    found = choose_edit_removal(planted, ("brightness",))
     nothing = found.trials["nothing"]
     assert nothing.moved > 0.5
     assert found.trials[found.way].moved < 0.05
@@ -72,7 +72,7 @@ def test_without_a_class_that_stands_out_wrong_answers_count(planted: EditedFeat
         scrambled.features.flip(0), scrambled.outputs.flip(0), scrambled.maps, scrambled.layers
     )
     seen = EditedFeatures(images(torch.zeros(len(planted.labels), WIDTH)), (broken,), planted.labels, (-1,))
-    assert choose(seen, ("size",)).trials["nothing"].moved > 0.9
+    assert choose_edit_removal(seen, ("size",)).trials["nothing"].moved > 0.9
 
 
 def test_a_class_that_only_the_property_tells_does_not_stop_its_removal(planted: EditedFeatures) -> None:
@@ -84,7 +84,7 @@ def test_a_class_that_only_the_property_tells_does_not_stop_its_removal(planted:
         return Collected(features, each.outputs, each.maps, each.layers)
 
     seen = EditedFeatures(alike(planted.original), (alike(planted.copies[0]),), planted.labels, (0,))
-    found = choose(seen, ("frame",))
+    found = choose_edit_removal(seen, ("frame",))
     assert found.trials["nothing"].moved > 0.2
     assert found.trials[found.way].moved < 0.5 * found.trials["nothing"].moved
 

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip
 
-from dear.calibration.reference import PER_CLASS, drawn
+from dear.calibration.reference import PER_CLASS, draw_reference
 from dear.calibration.scales import Calibration, threshold
 from dear.classifier import Classifier
 from dear.errors import DataError, RunError, UsageError
@@ -76,7 +76,7 @@ def test_training_images_are_kept_by_content_where_there_are_many() -> None:
     order = torch.randperm(100, generator=torch.Generator().manual_seed(0)).tolist()
     labels = torch.zeros(100, dtype=torch.int64)
     first, second = (
-        {some[place] for place in drawn(labels, contents=some).tolist()}
+        {some[place] for place in draw_reference(labels, contents=some).tolist()}
         for some in (contents, [contents[place] for place in order])
     )
     assert first == second

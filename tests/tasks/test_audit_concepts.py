@@ -18,7 +18,7 @@ from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
 from dear.heads.concept_words import find_concept, known_concepts, readable_words, value_features
 from dear.heads.known_roles import known_roles
-from dear.shortcuts.choose import choose, exchange
+from dear.shortcuts.concept_trials import choose_concept_removal, exchange
 from dear.shortcuts.removal import remove_heads, remove_span
 from dear.tasks.audit import findings as verdicts_of
 from dear.tasks.audit.concepts import (
@@ -161,20 +161,20 @@ def test_the_choice_finds_the_way_that_works(mini: Clip) -> None:
         "heads": remove_heads(images, roles.select(concept="Color"), "Color"),
         "words": remove_span(images, _values(mini, find_concept("color"))[1], "Color"),
     }
-    choice = choose(images, labels, ways)
+    choice = choose_concept_removal(images, labels, ways)
     assert choice.way == "words"
     assert choice.scores["words"] > choice.scores["heads"] + 0.03
-    assert choose(images, labels, {"heads": ways["heads"]}).way == "heads"
+    assert choose_concept_removal(images, labels, {"heads": ways["heads"]}).way == "heads"
     assert not choice.costly
-    assert choose(images, labels, ways, heads_first=True).way == "words"
+    assert choose_concept_removal(images, labels, ways, heads_first=True).way == "words"
     weak, own, _ = _shots(mini, "world:shortcut-color@0.9", seed=2)  # heads come near there, not near enough
     ways = {
         "heads": remove_heads(weak, roles.select(concept="Color"), "Color"),
         "words": remove_span(weak, _values(mini, find_concept("color"))[1], "Color"),
     }
-    assert choose(weak, own, ways, heads_first=True).way == "words"
+    assert choose_concept_removal(weak, own, ways, heads_first=True).way == "words"
     with pytest.raises(UsageError):
-        choose(images, labels, {})
+        choose_concept_removal(images, labels, {})
 
 
 def test_a_method_inside_the_tower_takes_heads_where_they_are_enough(mini: Clip) -> None:
@@ -185,8 +185,8 @@ def test_a_method_inside_the_tower_takes_heads_where_they_are_enough(mini: Clip)
         "words": remove_span(images, _values(mini, find_concept("location"))[1], "Location"),
         "heads": remove_heads(images, roles.select(concept="Location"), "Location"),
     }
-    assert choose(images, labels, ways).way == "words"
-    assert choose(images, labels, ways, heads_first=True).way == "heads"
+    assert choose_concept_removal(images, labels, ways).way == "words"
+    assert choose_concept_removal(images, labels, ways, heads_first=True).way == "heads"
 
 
 def test_concepts_by_name_and_by_values(mini: Clip) -> None:
@@ -264,7 +264,7 @@ def test_a_removal_that_takes_the_classes_away_is_told(mini: Clip) -> None:
     images, labels, _ = _shots(mini, "world:shortcut-attack@0.9")
     words = remove_span(images, value_features(mini, find_concept("text"))[1], "Text")
     some = remove_span(images, value_features(mini, find_concept("text: a, e, h, o, s, x"))[1], "Text")
-    choice = choose(images, labels, {"words": words, "examples": words})
+    choice = choose_concept_removal(images, labels, {"words": words, "examples": words})
     assert choice.costly
     assert choice.before is not None
     assert choice.after is not None

@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dear.calibration.reference import MOST, NEIGHBORS, PER_CLASS, REFERENCE, Reference, drawn
+from dear.calibration.reference import MOST, NEIGHBORS, PER_CLASS, REFERENCE, Reference, draw_reference
 from dear.cli import build_app
 from dear.data.open import open_data
 from dear.errors import DearError
@@ -27,7 +27,7 @@ def test_nearness_is_that_of_a_plain_loop() -> None:
     for row, found in zip(unit, reference.nearness(new), strict=True):
         nearest = sorted((float(row @ other) for other in known), reverse=True)[:NEIGHBORS]
         assert found == pytest.approx(np.mean(nearest), abs=1e-3)
-    for place, found in enumerate(reference.own_nearness):
+    for place, found in enumerate(reference.mutual_nearness):
         others = [float(known[place] @ other) for i, other in enumerate(known) if i != place]
         assert found == pytest.approx(np.mean(sorted(others, reverse=True)[:NEIGHBORS]), abs=1e-3)
 
@@ -67,7 +67,7 @@ def test_a_reference_is_kept_and_a_damaged_one_refused(tmp_path) -> None:
     labels = torch.zeros(PER_CLASS + 9, dtype=torch.long)
     reference = Reference.of(gaussian(len(labels)), labels)
     assert len(reference.labels) == PER_CLASS
-    assert len(drawn(torch.arange(2 * MOST) % MOST)) == MOST
+    assert len(draw_reference(torch.arange(2 * MOST) % MOST)) == MOST
     reference.save(tmp_path)
     again = Reference.load(tmp_path)
     assert again is not None

@@ -46,11 +46,11 @@ class Reference:
         units: Places | None = None,
         contents: Sequence[bytes] | None = None,
     ) -> Reference:
-        """Some images of each class, drawn as in `drawn` where there are many.
+        """Some images of each class, drawn by `draw_reference` where there are many.
 
         `units` [n]: copies of an image have the same; None: images with equal features are copies.
         """
-        rows = drawn(labels, equal_rows(features) if units is None else units, contents)
+        rows = draw_reference(labels, equal_rows(features) if units is None else units, contents)
         return cls(F.normalize(features[rows].float(), dim=-1).half().cpu(), labels[rows].long().cpu())
 
     @property
@@ -68,7 +68,7 @@ class Reference:
         return _nearness(features, self.unit)
 
     @cached_property
-    def own_nearness(self) -> Tensor:
+    def mutual_nearness(self) -> Tensor:
         """The same of each training image with the others, [n]."""
         return _nearness(self.unit, self.unit, torch.arange(len(self.features)))
 
@@ -100,7 +100,9 @@ class Reference:
         return cls(features.half(), labels.long())
 
 
-def drawn(labels: Tensor, units: Places | None = None, contents: Sequence[bytes] | None = None) -> Tensor:
+def draw_reference(
+    labels: Tensor, units: Places | None = None, contents: Sequence[bytes] | None = None
+) -> Tensor:
     """Places [k] of some images of each class, ascending: at most `PER_CLASS`, and `MOST` together.
 
     Of the images of a unit one is drawn; `units` [n] is None where there are no copies. Which images are
@@ -140,7 +142,7 @@ def held_out_nearness(features: Tensor, kept: Tensor, rows: Tensor, units: Place
 def _nearness(features: Tensor, others: Tensor, self_places: Tensor | None = None) -> Tensor:
     """Mean cosine [b] of features [b, E] with the nearest of unit features [n, E].
 
-    `own` [b] says which of these an image is itself, and thus not compared with; -1: none.
+    An image is not compared with the feature at its place in `self_places` [b]; -1: it has none.
     """
     count = max(1, min(NEIGHBORS, len(others) - (self_places is not None)))
     others = others.to(features.device)

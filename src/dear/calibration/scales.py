@@ -81,9 +81,9 @@ class Calibration(Strict, frozen=True):
         `largest` is the largest calibrated logit of each image [b], `nearness` its mean cosine with the
         nearest training images [b]; None: it does not count.
         """
-        return combined(
-            standard(largest, self.modes[mode].logits),
-            None if nearness is None else standard(nearness, self.nearness),
+        return combine_scores(
+            standardize(largest, self.modes[mode].logits),
+            None if nearness is None else standardize(nearness, self.nearness),
         )
 
     def held_out(self, mode: str, nearness: bool = True) -> list[float]:
@@ -137,10 +137,10 @@ def threshold(scores: Sequence[float], share: float = 0.05) -> Threshold:
     return Threshold(value=ordered[k - 1], share=share, low=low, high=high, images=n)
 
 
-def standard(values: Tensor, sample: Sequence[float] | Tensor) -> Tensor:
+def standardize(values: Tensor, sample: Sequence[float] | Tensor) -> Tensor:
     """Values [b] in standard deviations of a sample, from its mean.
 
-    >>> standard(torch.tensor([3.0]), [0.0, 2.0])
+    >>> standardize(torch.tensor([3.0]), [0.0, 2.0])
     tensor([2.])
     """
     known = torch.as_tensor(sample, dtype=torch.float64)
@@ -148,10 +148,10 @@ def standard(values: Tensor, sample: Sequence[float] | Tensor) -> Tensor:
     return (values - known.mean().to(values)) / spread.to(values)
 
 
-def combined(logit: Tensor, nearness: Tensor | None) -> Tensor:
+def combine_scores(logit: Tensor, nearness: Tensor | None) -> Tensor:
     """The score [b] of standard scores [b] of the largest logit and of the nearness to training images.
 
-    >>> combined(torch.tensor([1.0, 1.0]), torch.tensor([5.0, -2.0]))
+    >>> combine_scores(torch.tensor([1.0, 1.0]), torch.tensor([5.0, -2.0]))
     tensor([ 1., -3.])
     """
     return logit if nearness is None else logit - (-nearness).clamp(min=0).square()

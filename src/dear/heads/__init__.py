@@ -14,13 +14,13 @@ from dear.heads.corpus import Corpus, Phrase, load_corpus
 from dear.heads.discover import discover_roles
 from dear.heads.moments import Moments, moments
 from dear.heads.roles import Role, RoleMap
-from dear.heads.rules import concept_entropy, concept_shares, dominant, quantile, rerule
+from dear.heads.rules import concept_entropy, concept_shares, dominant, quantile, reassign_roles
 from dear.heads.textspan import Spans, textspan, textspan_moments
 
 __all__ = [
     "AblationTask", "Collected", "Concepts", "Contributions", "Corpus", "Moments", "Phrase", "Role",
     "RoleMap", "Spans", "cluster_concepts", "collect", "concept_entropy", "concept_shares",
     "decompose", "discover_roles", "dominant", "fixed_concepts", "head_maps", "head_outputs",
-    "layer_effects", "load_corpus", "moments", "quantile", "rerule", "role_effects", "tagged_concepts",
-    "task", "textspan", "textspan_moments",
+    "layer_effects", "load_corpus", "moments", "quantile", "reassign_roles", "role_effects",
+    "tagged_concepts", "task", "textspan", "textspan_moments",
 ]  # fmt: skip

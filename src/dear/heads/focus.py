@@ -160,7 +160,7 @@ def _measured(role: str, accuracy: float, none: float) -> str:
     )
 
 
-def hardly_specialized(roles: RoleMap) -> str | None:
+def few_specialized_note(roles: RoleMap) -> str | None:
     """A part of a sentence where most heads of a map have no attribute; else None."""
     total = len(list(roles))
     specialized = sum(len(heads) for heads in attribute_heads(roles).values())

@@ -25,7 +25,7 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.heads.contributions import block_of, check_layers, head_maps
 from dear.heads.moments import Moments
-from dear.heads.stability import REPLICATES, Stability, Table, measure
+from dear.heads.stability import REPLICATES, Stability, Table, measure_stability
 
 
 @torch.no_grad()
@@ -99,4 +99,4 @@ def phrase_stability(
         replicates: how often phrases are drawn.
     """
     samples = (draw_phrases(count, seed) for seed in range(replicates))
-    return replace(measure(roles, map(find, samples)), over="phrases")
+    return replace(measure_stability(roles, map(find, samples)), over="phrases")

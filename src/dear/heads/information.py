@@ -55,7 +55,7 @@ def rotated_moments(moments: Moments, seed: int) -> Moments:
     noise = torch.randn(width, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     rotation = torch.linalg.qr(noise).Q.to(moments.maps)
     result = Moments(moments.maps @ rotation, moments.layers)
-    result.take(moments.tensors(), moments.count)
+    result.restore(moments.tensors(), moments.count)
     return result
 
 

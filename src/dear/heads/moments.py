@@ -40,10 +40,10 @@ class Moments:
         self.square += z.transpose(2, 3) @ z
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything but the count, by name: what `take` reads."""
+        """Everything but the count, by name: what `restore` reads."""
         return {"total": self.total, "square": self.square}
 
-    def take(self, tensors: Mapping[str, Tensor], count: int) -> bool:
+    def restore(self, tensors: Mapping[str, Tensor], count: int) -> bool:
         """Continue from tensors of `count` images; False, and nothing is changed, if they do not fit."""
         present = self.tensors()
         if any(name not in tensors or tensors[name].shape != present[name].shape for name in present):
@@ -106,7 +106,7 @@ class SavedMoments:
             return 0
         if key != self.key or not count <= done <= self.images:
             return 0
-        return done if moments.take(tensors, count) else 0
+        return done if moments.restore(tensors, count) else 0
 
     def save(self, moments: Moments, done: int) -> None:
         """Keep the moments of the first `done` images."""

@@ -76,10 +76,10 @@ def precision_at(space: Tensor, values: Tensor, top: int = 8) -> float:
     return float((values[nearest] == values[:, None]).double().mean())
 
 
-def shared(results: Mapping[str, Iterable[int]]) -> float:
+def mean_overlap(results: Mapping[str, Iterable[int]]) -> float:
     """Mean share of images that two attributes' lists have in common; 0 for fewer than two lists.
 
-    >>> shared({"Color": [1, 2, 3, 4], "Shape": [1, 2, 9, 8]})
+    >>> mean_overlap({"Color": [1, 2, 3, 4], "Shape": [1, 2, 9, 8]})
     0.5
     """
     pairs = list(combinations(map(set, results.values()), 2))

@@ -143,7 +143,7 @@ def check_rule(rule: str, value: float | None = None) -> float:
     return threshold
 
 
-def rerule(roles: RoleMap, rule: str, value: float | None = None) -> RoleMap:
+def reassign_roles(roles: RoleMap, rule: str, value: float | None = None) -> RoleMap:
     """The same measured heads under another rule or threshold: nothing is computed on images again."""
     if not any(role.shares for role in roles.table.values()):
         raise RoleError(f"the rule {rule!r} needs measured shares; a role map of {roles.rule!r} has none")
@@ -181,7 +181,7 @@ def _apply(roles: RoleMap, part: str) -> RoleMap:
         if name == "shuffled":
             return roles.shuffled(int(value))
         if name in ("quantile", "dominant"):
-            return rerule(roles, name, float(value))
+            return reassign_roles(roles, name, float(value))
         if name == "concepts":
             return with_concepts(roles, int(value))
         if name == "from":

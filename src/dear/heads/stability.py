@@ -52,15 +52,15 @@ class BlockMoments(Moments):
         stacked = {f"block_{name}": torch.stack([block[name] for block in blocks]) for name in tensors}
         return tensors | stacked
 
-    def take(self, tensors: Mapping[str, Tensor], count: int) -> bool:
+    def restore(self, tensors: Mapping[str, Tensor], count: int) -> bool:
         """Continue from tensors of `count` images; False, and nothing is changed, if they do not fit."""
         present = self.tensors()
         if any(name not in tensors or tensors[name].shape != present[name].shape for name in present):
             return False
         for number, block in enumerate(self.blocks):
             rows = {name: tensors[f"block_{name}"][number] for name in ("total", "square")}
-            block.take(rows, len(range(number, count, BLOCKS)))
-        return super().take(tensors, count)
+            block.restore(rows, len(range(number, count, BLOCKS)))
+        return super().restore(tensors, count)
 
     def replicate(self, seed: int) -> Moments:
         """Moments of as many blocks drawn with replacement."""
@@ -83,12 +83,12 @@ class Stability:
         return {**numbers, "replicates": self.replicates, "over": self.over}
 
 
-def measure(roles: Table, again: Iterable[Table]) -> Stability:
+def measure_stability(roles: Table, again: Iterable[Table]) -> Stability:
     """Compare a role map with others of the same heads.
 
     >>> one = {(1, 0): Role("mixed"), (1, 1): Role("core", "Color")}
     >>> two = {(1, 0): Role("mixed"), (1, 1): Role("core", "Shape")}
-    >>> measure(one, [one, two]).share
+    >>> measure_stability(one, [one, two]).share
     0.75
     """
     hits: Counter[Head] = Counter()
@@ -110,7 +110,7 @@ def bootstrap(
     """The stability of `roles`, which `find` made from `seen`; None with too few images for blocks."""
     if replicates < 1 or seen.count < 2 * BLOCKS:
         return None
-    return measure(roles, (find(seen.replicate(seed)) for seed in range(replicates)))
+    return measure_stability(roles, (find(seen.replicate(seed)) for seed in range(replicates)))
 
 
 def warnings_about(roles: RoleMap) -> list[str]:

@@ -52,7 +52,7 @@ def textspan(contributions: Tensor, text: Tensor, count: int = 20, rank: int = R
     n, d = contributions.shape[0], contributions.shape[-1]
     rows = contributions.reshape(n, -1, d).transpose(0, 1).double()  # [K, n, d]
     spans = _solve(rows.transpose(1, 2) @ rows, rows.sum(1), None, n, text, count, rank)
-    return _shaped(spans, contributions.shape[1:-1])
+    return _unflatten_heads(spans, contributions.shape[1:-1])
 
 
 def textspan_moments(moments: Moments, text: Tensor, count: int = 20, rank: int = RANK) -> Spans:
@@ -63,7 +63,7 @@ def textspan_moments(moments: Moments, text: Tensor, count: int = 20, rank: int 
     square = factor @ moments.square.flatten(0, 1) @ factor.transpose(1, 2)
     total = (factor @ moments.total.flatten(0, 1)[..., None])[..., 0]
     spans = _solve(square, total, basis, moments.count, text, count, rank)
-    return _shaped(spans, moments.total.shape[:2])
+    return _unflatten_heads(spans, moments.total.shape[:2])
 
 
 def _solve(
@@ -114,7 +114,7 @@ def _picks(
     return torch.stack(picks, 1), torch.stack(explained, 1), keep.sum(1)
 
 
-def _shaped(spans: Spans, shape: torch.Size) -> Spans:
+def _unflatten_heads(spans: Spans, shape: torch.Size) -> Spans:
     """Give the flat head axis its shape back."""
     return Spans(
         spans.picks.reshape(*shape, -1), spans.explained.reshape(*shape, -1), spans.rank.reshape(shape)

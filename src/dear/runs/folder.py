@@ -289,7 +289,7 @@ def load_run(
         )
     clip = clip.corrected(read_correction(folder, config.correction))
     try:
-        method = _untrained(folder, config, clip, allow_other)
+        method = _build_untrained(folder, config, clip, allow_other)
     except DearError as error:
         if str(folder) in str(error):
             raise
@@ -329,7 +329,7 @@ def _backbone(folder: Path, config: Spec, backbone: Any, device: str | torch.dev
         ) from error
 
 
-def _untrained(folder: Path, config: Spec, clip: Clip, allow_other: bool) -> Method:
+def _build_untrained(folder: Path, config: Spec, clip: Clip, allow_other: bool) -> Method:
     """The run's method before its learned tensors are loaded."""
     roles, kind = None, find_method(config.method)
     former = kind.former_options

@@ -215,9 +215,9 @@ class Spec(Strict, frozen=True):
     @property
     def key(self) -> str:
         """Sixteen hexadecimal digits that change with everything that decides what is learned."""
-        return digest(self._deciding())[:16]
+        return digest(self._decisive_fields())[:16]
 
-    def _deciding(self) -> dict[str, Any]:
+    def _decisive_fields(self) -> dict[str, Any]:
         values = {name: plain(getattr(self, name)) for name in _DECIDING}
         values["correction"] = self.correction and self.correction.get("digest")
         if (self.unlabeled_digest or self.unlabeled) and self.unlabeled_weight != 0:
@@ -239,7 +239,7 @@ class Spec(Strict, frozen=True):
         ['options (context)', 'template']
         """
         differing = []
-        ours, theirs = self._deciding(), other._deciding()
+        ours, theirs = self._decisive_fields(), other._decisive_fields()
         for name, words in (_DECIDING | _DECIDING_WHERE_SET).items():
             one, two = ours.get(name), theirs.get(name)
             if isinstance(one, dict) and isinstance(two, dict) and one != two:

@@ -2,5 +2,6 @@
 
 `properties`, `files`, and `marks` measure images without a model, and `find` compares each class with the
 rest. `edits` and `edited_images` change a property on purpose; `causal` measures how predictions change.
-`removal`, `without`, `choose`, `plan`, and `trials` remove a concept or a property from a training.
+`removal`, `without`, and `plan` remove a concept or a property from a training; `trials`, `concept_trials`,
+and `edit_trials` choose how.
 """

@@ -2,7 +2,7 @@
 
 Three ways: train on edited copies in addition to the training images; remove the directions in which edits
 move the feature; or remove the contributions of the heads that react to the edits. The best one is chosen on
-the training images (`dear.shortcuts.trials`).
+the training images (`dear.shortcuts.edit_trials`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
 from dear.shortcuts.directions import DIRECTIONS
-from dear.shortcuts.edited_images import EditedImages
-from dear.shortcuts.edits import KINDS
-from dear.shortcuts.find import Shortcut, find_shortcuts
-from dear.shortcuts.properties import measure
-from dear.shortcuts.removal import Repair
-from dear.shortcuts.trials import (
+from dear.shortcuts.edit_trials import (
     WAYS,
     EditChoice,
     EditedFeatures,
-    choose,
+    choose_edit_removal,
     remove_directions,
     remove_edit_heads,
 )
+from dear.shortcuts.edited_images import EditedImages
+from dear.shortcuts.edits import KINDS
+from dear.shortcuts.find import Shortcut, find_shortcuts
+from dear.shortcuts.properties import measure_properties
+from dear.shortcuts.removal import Repair
 from dear.shortcuts.without import Without
 from dear.utils.progress import Progress, silent
 
@@ -136,7 +136,7 @@ def plan_edits(
             f"way must be one of auto, {', '.join(WAYS)} for {kinds[0]}, a property of images, got {way!r}"
         )
     progress = progress or silent
-    candidates = find_shortcuts(measure(images, progress), images.labels.tolist(), images.classes)
+    candidates = find_shortcuts(measure_properties(images, progress), images.labels.tolist(), images.classes)
     shortcuts = tuple(shortcut for shortcut in candidates if shortcut.kind in kinds)
     copies = [EditedImages(images, kind, seed=seed) for kind in kinds]
     copies += [EditedImages(images, shortcut.kind, shortcut, seed=seed) for shortcut in shortcuts]
@@ -147,7 +147,7 @@ def plan_edits(
     rows = range(0, len(images), step)
     edited = edited_features(clip, images.subset(rows), [part.subset(rows) for part in copies], progress)
     edited = replace(edited, units=None if units is None else units[::step])
-    choice = choose(edited, kinds) if way == "auto" else None
+    choice = choose_edit_removal(edited, kinds) if way == "auto" else None
     return _complete_plan(replace(plan, choice=choice, images=edited.original), edited, tuple(copies))
 
 

@@ -114,7 +114,7 @@ def property_column(name: str) -> int:
     return names.index(name)
 
 
-def measure(images: ImageSet, progress: Progress = silent) -> Measured:
+def measure_properties(images: ImageSet, progress: Progress = silent) -> Measured:
     """Properties, small copies, hashes and file facts of all images of a set."""
     if not len(images):
         raise UsageError(f"{images.name} must have at least one image, got none")

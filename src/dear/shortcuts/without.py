@@ -17,7 +17,7 @@ from dear.heads.concept_words import Concept, find_concept, readable_words, valu
 from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.names import CONCEPTS
 from dear.heads.roles import RoleMap
-from dear.shortcuts.choose import ORDER, Choice, choose
+from dear.shortcuts.concept_trials import ORDER, Choice, choose_concept_removal
 from dear.shortcuts.edits import KINDS
 from dear.shortcuts.properties import PROPERTIES
 from dear.shortcuts.removal import Repair, combine, remove_examples, remove_heads, remove_span
@@ -209,7 +209,9 @@ def remove(
         if without.way != "auto":
             choices[name] = _named_way(concept.name, ways[name], without.way)
         elif ways[name]:
-            choices[name] = choose(collected, images.labels, ways[name], heads_first=heads_first, units=units)
+            choices[name] = choose_concept_removal(
+                collected, images.labels, ways[name], heads_first=heads_first, units=units
+            )
         else:
             raise UsageError(
                 f"{concept.name} cannot be removed: the tokenizer reads none of its words, and the role map "

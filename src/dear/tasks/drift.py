@@ -193,13 +193,13 @@ def compare(
     counts in both tests, which take images as independent.
     """
     nearness = reference.nearness(features)
-    far, _ = find_far(reference.own_nearness, nearness)
+    far, _ = find_far(reference.mutual_nearness, nearness)
     distinct = np.unique(equal_rows(features) if units is None else units, return_index=True)[1].tolist()
     if len(distinct) < MIN_IMAGES:
         raise UsageError(
             f"drift needs at least {MIN_IMAGES} different images, got {len(distinct)} and copies of them"
         )
-    _, far_p = find_far(reference.own_nearness, nearness[distinct])
+    _, far_p = find_far(reference.mutual_nearness, nearness[distinct])
     by_class: dict[str, list[bool]] = {}
     for name, each in zip(answers, far.tolist(), strict=True):
         by_class.setdefault(name, []).append(each)

@@ -317,7 +317,7 @@ def _estimate(job: Job, test: ImageSet, shortcuts: int) -> None:
     if job.removal is not None or (job.edits is not None and job.edits.repair is not None):
         models += DRAWS if job.method.cut == "feature" else INSIDE
     training = estimate(job)
-    seconds = each * (len(job.walked[0]) + models * (len(test) + 2 * EDITED * shortcuts))
+    seconds = each * (len(job.training_set[0]) + models * (len(test) + 2 * EDITED * shortcuts))
     seconds += 0.0 if training is None else models * training.training + training.calibration
     if seconds > 5:
         note(f"{models} models to train and to compare on {len(test)} test images: about {seconds:.0f} s")

@@ -29,7 +29,7 @@ from dear.errors import DataError, UsageError
 from dear.heads.ablate import collect
 from dear.heads.concept_words import find_attribute
 from dear.heads.focus import attribute_heads
-from dear.heads.neighbors import ALIKE, SAME, head_space, shared
+from dear.heads.neighbors import ALIKE, SAME, head_space, mean_overlap
 from dear.heads.roles import RoleMap
 from dear.images.views import image_paths, open_image
 from dear.methods.base import Method
@@ -324,7 +324,7 @@ def _by_heads(
         space, center = head_space(seen, heads)
         near = space @ head_space(one, heads, center)[0][0]
         matches.append(_nearest(name, near.masked_fill(same, -2.0), int((~same).sum()), images, top))
-    overlap = shared({match.attribute: match.indices for match in matches})
+    overlap = mean_overlap({match.attribute: match.indices for match in matches})
     notice = None
     if len(matches) > 1 and overlap >= ALIKE:
         notice = (

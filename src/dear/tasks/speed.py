@@ -129,7 +129,7 @@ def _step_seconds(method: Method, feed: Feed, recipe: Recipe) -> float:
     loop = Loop(method, feed, recipe)
     parts = StepParts(method, feed, loop.learned, loop.optimizer, loop.scaler)
     step, numbers = make_step(parts, _MANY, _MANY), itertools.count()
-    method.prepare(feed.walk)
+    method.prepare(feed.batches)
     return _timed(lambda: step(next(numbers)))
 
 

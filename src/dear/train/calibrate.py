@@ -10,8 +10,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from dear.calibration.reference import drawn, held_out_nearness
-from dear.calibration.scales import Calibration, ModeCalibration, combined, standard
+from dear.calibration.reference import draw_reference, held_out_nearness
+from dear.calibration.scales import Calibration, ModeCalibration, combine_scores, standardize
 from dear.calibration.sets import best_thresholds, fit_sigmoids
 from dear.calibration.temperature import CAUTION, auroc, cautious_temperature, fit_temperature
 from dear.data.duplicates import Duplicates, find_duplicates
@@ -105,7 +105,7 @@ def trial_costs(method: Method, labels: Tensor, seed: int, units: Places | None 
     `labels` are those of the training images, each once, `seed` is the recipe's; `units` [n]: copies of an
     image have the same. None: there are no copies.
     """
-    if _holdable(method, labels, units) < LEAST_IMAGES:
+    if _count_holdable(method, labels, units) < LEAST_IMAGES:
         return []
     folds, parts = calibration_folds(method, labels, units)
     costs = [(folds - 1) / folds] * parts
@@ -116,7 +116,7 @@ def trial_costs(method: Method, labels: Tensor, seed: int, units: Places | None 
     return costs + [0.5] * (len(method.classes) > 2)
 
 
-def _holdable(method: Method, labels: Tensor, units: Places | None) -> int:
+def _count_holdable(method: Method, labels: Tensor, units: Places | None) -> int:
     """Images that can be held out, copies counted once: the only one of a class cannot."""
     numbers = torch.arange(len(labels)) if units is None else torch.from_numpy(units)
     distinct = torch.stack([labels.cpu(), numbers]).unique(dim=1)[0]
@@ -128,7 +128,7 @@ def calibration_folds(method: Method, labels: Tensor, units: Places | None = Non
     """Parts of the images, and how many of them are held out in turn; see `trial_costs`."""
     if method.quick:
         return FOLDS, FOLDS
-    return SLOW_FOLDS, 1 if _holdable(method, labels, units) >= ENOUGH_IMAGES else SLOW_FOLDS
+    return SLOW_FOLDS, 1 if _count_holdable(method, labels, units) >= ENOUGH_IMAGES else SLOW_FOLDS
 
 
 def fit_calibration(
@@ -201,14 +201,14 @@ def with_nearness(
             equal_rows(features), tuple(str(place).encode() for place in range(len(labels)))
         )
     units = duplicates.units
-    kept = drawn(labels, units, duplicates.contents)
+    kept = draw_reference(labels, units, duplicates.contents)
     nearness = held_out_nearness(features, kept, held.rows, units)
     nearness_without = []
     for part in without_classes:
         known = torch.tensor([classes.index(name) for name in part.trained])
         of_known = torch.isin(labels, known).nonzero()[:, 0]
         copies = duplicates.subset(of_known.tolist())
-        kept = of_known[drawn(labels[of_known], copies.units, copies.contents)]
+        kept = of_known[draw_reference(labels[of_known], copies.units, copies.contents)]
         nearness_without.append(held_out_nearness(features, kept, part.rows, units))
     modes = {
         name: msgspec.structs.replace(mode, auroc=_separation(name, without_classes, nearness_without))
@@ -264,7 +264,9 @@ def _separation(
         if not 0 < int(unknown.sum()) < len(unknown):
             continue
         largest = part.logits[mode][:, :columns].amax(dim=-1).double()
-        near = None if nearness is None else standard(nearness[number].double(), nearness[number][~unknown])
-        score = combined(standard(largest, largest[~unknown]), near)
+        near = (
+            None if nearness is None else standardize(nearness[number].double(), nearness[number][~unknown])
+        )
+        score = combine_scores(standardize(largest, largest[~unknown]), near)
         values.append(auroc(score[~unknown], score[unknown]))
     return sum(values) / len(values) if values else None

@@ -199,7 +199,7 @@ class Feed:
         )
         return self._labeled(crop_batch(raw, boxes, flips, self.size), indices)
 
-    def walk(self, augment: bool = False) -> Iterator[Batch]:
+    def batches(self, augment: bool = False) -> Iterator[Batch]:
         """Iterate over the set once in its own order, for `Method.prepare`; every iteration has new views."""
         self._walks += 1
         for start in range(0, len(self.images), self.recipe.batch):

@@ -14,7 +14,7 @@ from dear.runs.spec import Spec
 from dear.train.calibrate import calibrate
 from dear.train.crossval import Trials
 from dear.train.frozen import FrozenViews, shared_views, views_for
-from dear.train.label_check import label_sentence, looked_at
+from dear.train.label_check import label_sentence, label_summary
 from dear.train.loop import OnStep
 from dear.train.run import Paused, train
 from dear.train.setup.balance import balanced_rows
@@ -57,7 +57,7 @@ def fit(
         if log is not None:
             log(done, steps, line)
 
-    images, rows = job.walked
+    images, rows = job.training_set
     repeats = rows != list(range(len(images)))
     views = views_for(job.method, images, job.recipe, progress)
     trained = train(
@@ -137,7 +137,7 @@ def _calibrate(
             with locked(trained.path):
                 trained.write_answers(trained.path)
         return
-    labels = looked_at(job.images, features, units)
+    labels = label_summary(job.images, features, units)
     trained.metrics["labels"] = labels
     if trained.path is not None:
         with locked(trained.path):

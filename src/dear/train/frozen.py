@@ -97,17 +97,17 @@ class FrozenViews:
     def training(self, epoch: int, rows: Sequence[int]) -> Frozen:
         """`Method.frozen_stage` [b, ...] of the images at `rows` in an epoch (from 0)."""
         view = epoch % self.views if self.feed.recipe.augment else None
-        return self._take(self._key("training", view), self._places(rows))
+        return self._read(self._key("training", view), self._places(rows))
 
     def inference(self) -> Frozen | None:
         """`Method.inference_stage` [m, ...] of CLIP's own view of every image; None: too much to keep."""
         key = self._key("inference", None)
         places = self._places(range(len(self)))
-        return self._take(key, places) if self._keeps(key, places[:1]) else None
+        return self._read(key, places) if self._ensure_computed(key, places[:1]) else None
 
     def features(self, view: int | None, rows: Sequence[int]) -> Frozen:
         """Frozen image features [b, E] of a random view of the images at `rows`; None: of CLIP's own."""
-        return self._take(("feature", view), self._places(rows))
+        return self._read(("feature", view), self._places(rows))
 
     def _places(self, rows: Sequence[int]) -> list[int]:
         return list(rows) if self.rows is None else self.rows[list(rows)].tolist()
@@ -118,13 +118,13 @@ class FrozenViews:
             stage = "inference"
         return "feature" if stage == "inference" and self.method.cut == "feature" else stage, view
 
-    def _take(self, key: _Key, places: list[int]) -> Frozen:
-        if not self._keeps(key, places):
+    def _read(self, key: _Key, places: list[int]) -> Frozen:
+        if not self._ensure_computed(key, places):
             return self._compute(key, places)
         at = torch.tensor(places).to(self.feed.device, non_blocking=True)
         return self._memory.rows[key].rows(at)
 
-    def _keeps(self, key: _Key, places: list[int]) -> bool:
+    def _ensure_computed(self, key: _Key, places: list[int]) -> bool:
         """Compute the groups of some images unless they are there; False where they cannot be held."""
         memory = self._memory
         if key == ("feature", None):
@@ -134,9 +134,9 @@ class FrozenViews:
                 memory.rows[key] = known.map(lambda part: part.to(self.feed.device))
             return True
         groups = sorted({place // self.group for place in places})
-        return all((key, group) in memory.groups or self._fill(key, group) for group in groups)
+        return all((key, group) in memory.groups or self._compute_group(key, group) for group in groups)
 
-    def _fill(self, key: _Key, group: int) -> bool:
+    def _compute_group(self, key: _Key, group: int) -> bool:
         """Compute a group of images; False where its rows cannot be held, which features always can."""
         images, memory, limited = len(self.feed.images), self._memory, key[0] != "feature"
         if limited and memory.fits is False:
@@ -250,13 +250,13 @@ class StepFeed:
         domains = [None] * len(counts) if batch.domains is None else batch.domains.split(counts)
         return [StepInputs(*parts) for parts in zip(stages, labels, domains, strict=True)]
 
-    def walk(self, augment: bool = False) -> Iterator[Batch | FeatureBatch]:
-        """Walk the set once in order, for `Method.prepare`; each walk with `augment` meets other views.
+    def batches(self, augment: bool = False) -> Iterator[Batch | FeatureBatch]:
+        """Iterate over the set once in order, for `Method.prepare`; `augment` draws new views each time.
 
-        A method that reads frozen features gets those of shared views, which are computed once.
+        A method that reads frozen features reads those of the shared views, which are computed once.
         """
         if self.views is None or not (self.method.reads_frozen or self.method.cut == "feature"):
-            yield from self.feed.walk(augment)
+            yield from self.feed.batches(augment)
             return
         view = self._walks if augment else None
         self._walks += augment

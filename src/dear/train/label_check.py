@@ -183,7 +183,7 @@ def suspects_of(
     )
 
 
-def looked_at(images: ImageSet, features: Tensor, units: Places | None = None) -> dict[str, Any] | None:
+def label_summary(images: ImageSet, features: Tensor, units: Places | None = None) -> dict[str, Any] | None:
     """What `metrics.json` of a run says of its training labels; None: too few images, or too much work."""
     if not LEAST_IMAGES <= len(images) <= MOST_WORK / len(images.classes):
         return None

@@ -206,9 +206,9 @@ class Loop:
         with torch.random.fork_rng(devices=devices):
             if self.step == 0:
                 torch.manual_seed(stream(self.recipe.seed, "prepare", 0).initial_seed())
-                self.method.prepare(StepFeed(self.method, self.feed, self.steps, self.views).walk)
+                self.method.prepare(StepFeed(self.method, self.feed, self.steps, self.views).batches)
             while self.step < self.steps:
-                self._one()
+                self._train_step()
                 ended = self.step % per_epoch == 0
                 if ended or self.step % LOG_EVERY == 0:
                     self._flush()
@@ -225,7 +225,7 @@ class Loop:
             self.method.finish()
         return True
 
-    def _one(self) -> None:
+    def _train_step(self) -> None:
         """One step."""
         torch.manual_seed(stream(self.recipe.seed, "step", self.step).initial_seed())
         rate = self.rates[self.step]

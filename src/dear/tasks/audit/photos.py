@@ -15,7 +15,7 @@ from dear.data.images import ImageSet, targets_of
 from dear.runs.model import Model
 from dear.shortcuts.causal import MORE_IMAGES, EditTest, causal_test, edited_set
 from dear.shortcuts.find import FEWEST, Search, Shortcut, search_properties
-from dear.shortcuts.properties import Measured, measure
+from dear.shortcuts.properties import Measured, measure_properties
 from dear.tasks.audit.duplicates import near_duplicates
 from dear.tasks.audit.labels import label_answers, label_set_numbers, label_view, members, search_labels
 from dear.utils.progress import Progress
@@ -72,7 +72,7 @@ def check_properties(images: ImageSet, held_out: ImageSet | None, progress: Prog
 
     Copies of training images among the test images, and of images of one class in another, are listed.
     """
-    measured = measure(images, progress)
+    measured = measure_properties(images, progress)
     labels = label_set_numbers(images)
     pairs = [
         Pair(images.key(one.first), images.key(one.second), "two classes", one.kind)

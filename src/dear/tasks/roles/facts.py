@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dear.heads.focus import hardly_specialized
+from dear.heads.focus import few_specialized_note
 from dear.heads.roles import RoleMap
 from dear.heads.stability import ENOUGH_IMAGES
 from dear.report.page import percent
@@ -44,7 +44,7 @@ def specialization_notice(roles: RoleMap) -> str:
     """A sentence where the map is close to chance, or most heads have no attribute; else empty."""
     if caveat := roles.caveat():
         return caveat
-    mixed = hardly_specialized(roles)
+    mixed = few_specialized_note(roles)
     return (
         "" if mixed is None else f"{mixed}: they are hardly specialized, and what they show is mostly noise."
     )

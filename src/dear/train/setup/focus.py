@@ -17,8 +17,8 @@ from dear.heads.focus import (
     choose_focus,
     choose_weight,
     enough_to_measure,
+    few_specialized_note,
     focus_by_names,
-    hardly_specialized,
 )
 from dear.heads.roles import RoleMap
 from dear.methods import METHODS
@@ -88,7 +88,7 @@ def focus_options(choice: FocusChoice, kind: type[Method]) -> dict[str, Any]:
 
 def focus_notices(choice: FocusChoice, clip: Clip, roles: RoleMap, kind: type[Method]) -> list[str]:
     """What was chosen, why, and what to know about the backbone."""
-    sentence = None if roles.caveat() else hardly_specialized(roles)  # `choice.why` has the caveat
+    sentence = None if roles.caveat() else few_specialized_note(roles)  # `choice.why` has the caveat
     lines = [] if sentence is None else [f"{clip.name}: {sentence}, so a focus gains little or nothing here."]
     if choice.role is None:
         return [*lines, f"Focus: none; {choice.why}."]

@@ -31,10 +31,10 @@ from dear.methods.texts import ClassTexts
 from dear.runs.class_lists import find_twins
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec, data_digest
+from dear.shortcuts.edit_trials import WAYS as EDIT_WAYS
 from dear.shortcuts.edited_images import JoinedImages
 from dear.shortcuts.plan import EditPlan, plan_edits, split_without
 from dear.shortcuts.removal import combine
-from dear.shortcuts.trials import WAYS as EDIT_WAYS
 from dear.shortcuts.without import Removal, Without, remove
 from dear.train.frozen import SHARED_VIEWS
 from dear.train.setup.balance import balanced_rows, counts, enough_steps
@@ -91,10 +91,10 @@ class Job:
         """Training steps, none for a method without trained parameters (which may be empty before)."""
         if not any(parameter.requires_grad for parameter in self.method.parameters()):
             return 0
-        return self.recipe.epochs * -(-len(self.walked[1]) // self.recipe.batch)
+        return self.recipe.epochs * -(-len(self.training_set[1]) // self.recipe.batch)
 
     @property
-    def walked(self) -> tuple[ImageSet, list[int]]:
+    def training_set(self) -> tuple[ImageSet, list[int]]:
         """What is trained on, and what an epoch walks of it.
 
         That are the images, unlabeled images with pseudo-labels, and edited copies of the images.
@@ -203,7 +203,7 @@ def prepare(
         for one in (edits, removal):
             notices += [] if one is None else [f"Removed before training: {one.title}.", *one.notices]
         copies = edits.kinds if edits is not None and edits.copies else ()
-        spec = spec.changed(**_noted(without), copies=copies)
+        spec = spec.changed(**_removal_fields(without), copies=copies)
     focus = None
     if spec.focus is not None and role_map is not None:
         role_map.check(clip, spec.allow_other_roles)
@@ -227,7 +227,7 @@ def prepare(
     )  # fmt: skip
     if job.teacher is None:
         return job
-    walked, rows = job.walked
+    walked, rows = job.training_set
     recipe = recipe_for(spec.changed(balance=False), method, walked.labels[torch.tensor(rows)])
     return replace(job, recipe=recipe, spec=Spec.of(method, recipe, images, spec))
 
@@ -317,7 +317,7 @@ def _without(
     return clip, removal, edits
 
 
-def _noted(without: Without) -> dict[str, object]:
+def _removal_fields(without: Without) -> dict[str, object]:
     """A removal as fields of a Spec; examples that are no folders go by their names."""
     examples = {
         concept: source.name if isinstance(source, ImageSet) else os.fspath(source)

@@ -3,8 +3,8 @@
 Each way removes a part of the feature that carries the concept. If that part is exchanged between images of
 different classes, a classifier trained with the concept removed should still be correct. Every way is
 therefore scored by cross-validated accuracy on the training images, unchanged and with the part that each way
-removes exchanged. No group labels are used. `dear.shortcuts.trials` chooses for properties of images, which
-can be edited.
+removes exchanged. No group labels are used. `edit_trials` chooses for properties of images, which can be
+edited.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def exchange(images: Collected, repair: Repair, partner: Tensor) -> Collected:
     return Collected(features, outputs, images.maps, images.layers)
 
 
-def choose(
+def choose_concept_removal(
     images: Collected,
     labels: Tensor,
     ways: Mapping[str, Repair],
