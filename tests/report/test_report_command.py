@@ -74,7 +74,7 @@ def test_a_run_without_its_images_asks_for_them(run, tmp_path):
     moved = tmp_path / "run"
     shutil.copytree(run, moved)
     config = json.loads((moved / "config.json").read_text())
-    for source, sentence in ((str(tmp_path / "gone"), "gone"), (None, "does not say where its images are")):
+    for source, sentence in ((str(tmp_path / "gone"), "gone"), (None, "not recorded")):
         config["data"] = source
         (moved / "config.json").write_text(json.dumps(config))
         done = dear_command("report", moved, "--out", tmp_path / "page.html")

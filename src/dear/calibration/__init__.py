@@ -1,1 +1,1 @@
-"""Probabilities one can act on: temperatures, thresholds for rejection, and nearness to training images."""
+"""Calibration: temperatures, thresholds for rejection, and nearness to the training images."""

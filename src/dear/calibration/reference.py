@@ -69,7 +69,7 @@ class Reference:
 
     @cached_property
     def mutual_nearness(self) -> Tensor:
-        """The same of each training image with the others, [n]."""
+        """Nearness of each training image to the others, [n]."""
         return _nearness(self.unit, self.unit, torch.arange(len(self.features)))
 
     @cached_property
@@ -84,7 +84,7 @@ class Reference:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], width: int | None = None) -> Reference | None:
-        """What a run folder holds, for features of a width; None: nothing."""
+        """The reference of a run folder, with features of this width; None: it has none."""
         path = Path(folder) / REFERENCE
         if not path.is_file():
             return None

@@ -22,9 +22,9 @@ from dear.errors import UsageError
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """From logits of some classes to probabilities and to refused images."""
+    """Turns logits of some classes into probabilities, and decides which images are rejected."""
 
-    calibration: Calibration | None  #: None: logits stay on CLIP's own scale
+    calibration: Calibration | None  #: None: logits keep CLIP's scale
     reference: Reference | None  #: features of the training images
     classes: Sequence[str]
     trained: Sequence[bool]  #: whether each class was trained
@@ -59,8 +59,8 @@ class Scale:
         fitted = None if self.calibration is None else self.calibration.modes.get(mode)
         if fitted is None:
             raise UsageError(
-                "several labels: this run has no calibration, so it does not know from which probability an "
-                "image has a label; train it with calibration, on at least 10 images",
+                "several labels: this run has no calibration, and thus no thresholds of labels; "
+                "train it with calibration, on at least 10 images",
                 hint="calibrate",
             )
         values = torch.tensor(fitted.thresholds)
@@ -69,7 +69,7 @@ class Scale:
     def calibrated(self, logits: Tensor, mode: str) -> Tensor:
         """Logits [b, C] of a mode on the scale where their softmax is the probability of being right.
 
-        Without a calibration, or for a mode that it does not hold, they stay on CLIP's own scale.
+        Without a calibration, or for a mode that it does not hold, they keep CLIP's scale.
         """
         factors = self.factors(mode)
         return logits if factors is None else apply_scales(logits, factors.to(logits))
@@ -111,7 +111,7 @@ class Scale:
         """
         if self.calibration is None or mode not in self.calibration.modes:
             raise UsageError(
-                "this run has no calibration, so it cannot say when an image is none of its classes; train "
+                "reject needs a calibration, which this run does not have; train "
                 "it with calibration, on at least 10 images of classes that have two or more",
                 hint="calibrate",
             )

@@ -1,21 +1,21 @@
-"""How logits become probabilities one can trust, and when an image is none of the classes.
+"""How logits become calibrated probabilities, and when an image is rejected as none of the classes.
 
 Logits z of a mode become (method page, section 6)
 
     trained class c:   z_c / T
     new class c:       (z_c - m) / T_new + m / T
 
-where m is the mean of all logits of the image: what they share depends on the image and says nothing about
-its class, so the two sets must not scale it differently. Next to trained classes, new ones are scaled as
+where m is the mean of all logits of the image: this common part depends on the image, not on its class, so
+the two sets must not scale it differently. Next to trained classes, new ones are scaled as
 those are: another scale would favor or penalize them as a whole, which lowers joint accuracy
 (docs/answers.md).
 
-Whether an image shows one of the classes is told by two standard scores, both measured in standard deviations
-of held-out images: a of its largest calibrated logit, b of its mean cosine with the nearest training images
+Whether an image shows one of the classes is measured by two scores in standard deviations of held-out images:
+a of its largest calibrated logit, b of its mean cosine with the nearest training images
 (`dear.calibration.reference`). The score is `a - max(0, -b)²`: the logit detects classes that resemble the
-trained ones, and an image that is farther from the training images than usual loses, the more the farther.
-In a list with classes that were not trained only the logit counts: images of those need not be like the
-training images. The threshold for "none of these" is read from the scores of held-out images.
+trained ones, and an image that is farther from the training images than usual loses, the more the farther. In
+a list with classes that were not trained only the logit counts: images of those need not be like the training
+images. The threshold for "none of these" is read from the scores of held-out images.
 
 `dear.train.calibrate` fits the temperatures by cross-validation. This module holds the values and applies
 them; it knows no files.
@@ -41,7 +41,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class ModeCalibration(Strict, frozen=True):
-    """What cross-validation found for one mode."""
+    """Temperatures and scores of one mode, from cross-validation."""
 
     temperature: Positive  #: logits of trained classes are divided by it
     #: the same for classes that were never trained, in a list of such classes alone
@@ -50,7 +50,7 @@ class ModeCalibration(Strict, frozen=True):
     logits: tuple[Finite, ...] = ()
     #: how often an image of a trained class scores above one of a left-out class; None: not measured
     auroc: Share | None = None
-    #: expected calibration error of the held-out images under CLIP's own temperature
+    #: expected calibration error of the held-out images under CLIP's temperature
     ece_before: Share | None = None
     ece_after: Share | None = None  #: the same with `temperature`
     #: with several labels, by trained class: added to the scaled logit, whose sigmoid is a probability
@@ -98,7 +98,7 @@ class Threshold(Strict, frozen=True):
     """The score below which an image is answered with "none of these"."""
 
     value: float  #: the score
-    share: float  #: of images of trained classes that was to be refused at most
+    share: float  #: the requested share of images of trained classes that may be rejected
     low: float  #: lower end of the interval of the true share, at 95% confidence
     high: float  #: its upper end
     images: int  #: held-out images that the threshold was read from

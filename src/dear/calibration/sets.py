@@ -1,4 +1,4 @@
-"""Several labels per image: probabilities of each class, and from which one an image has the label.
+"""Several labels per image: the probability of each class, and the threshold above which it is assigned.
 
 Logits z of a class c become the probability `sigmoid(z / T + b_c)`: one temperature for all classes, fitted
 with the biases by the likelihood of held-out images, whose labels count as surely as their number allows

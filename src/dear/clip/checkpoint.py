@@ -91,7 +91,7 @@ def read_checkpoint(path: Path, activation: str | None = None) -> Checkpoint:
 
 
 def _read_folder(folder: Path, activation: str | None) -> Checkpoint:
-    """Hugging Face's layout if it is whole, else OpenCLIP's; repositories on the hub often hold both."""
+    """Hugging Face's layout if it is complete, else OpenCLIP's; hub repositories often contain both."""
     weights = _first(folder, HF_WEIGHTS)
     if weights is not None and (folder / HF_CONFIG).is_file():
         raw = _config(folder / HF_CONFIG)
@@ -257,7 +257,9 @@ def _pickled(path: Path) -> _Weights:
             "refused; use the weights in safetensors format"
         ) from None
     except Exception as error:  # torch raises many kinds of errors for damaged files
-        raise CheckpointError(f"{path}: is cut or damaged ({reason_of(error)}); download it again") from None
+        raise CheckpointError(
+            f"{path}: is truncated or damaged ({reason_of(error)}); download it again"
+        ) from None
     wrapped = isinstance(value, Mapping) and isinstance(value.get("state_dict"), Mapping)
     if wrapped:
         value = {str(name).removeprefix("module."): tensor for name, tensor in value["state_dict"].items()}

@@ -34,12 +34,12 @@ class Collected:
     layers: tuple[int, ...]  #: the L layers, counted from 1
 
     def change(self, heads: Iterable[Head], mean: Tensor | None = None) -> Tensor:
-        """What mean-ablating `heads` adds to the features, [n, E]; `mean` is that of other images."""
+        """The change of the features when `heads` are mean-ablated, [n, E], by the `mean` [L, H, d]."""
         center = self.outputs.mean(dim=0) if mean is None else mean  # [L, H, d]
         return self._sum(heads, center - self.outputs)
 
     def contribution(self, heads: Iterable[Head]) -> Tensor:
-        """What `heads` add to the features together, [n, E]."""
+        """The summed contribution of `heads`, [n, E]."""
         return self._sum(heads, self.outputs)
 
     def _sum(self, heads: Iterable[Head], outputs: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def random_heads(task: AblationTask, heads: Sequence[Head], seeds: int) -> list[
     """`seeds` draws of as many random heads as `heads`, in the same layers.
 
     Layers differ much more in what they are worth than heads of a layer do; heads drawn from all layers
-    would mostly tell which layers a role lives in.
+    would mostly measure in which layers a role is.
     """
     every = task.images.outputs.shape[2]
     layers = Counter(layer for layer, _ in heads)

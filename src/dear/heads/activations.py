@@ -54,7 +54,7 @@ def attention_maps(clip: Clip, pixels: Tensor, keys: Sequence[Head]) -> Tensor:
     """Attention maps of heads: the norm of what each patch adds to the head's contribution.
 
     A head's class-token output is a sum over tokens of (attention weight) · (value); carried to the feature,
-    each patch's summand is a vector whose length says how much of the contribution came from there.
+    each patch's summand is a vector whose length measures how much of the contribution comes from there.
 
     For normalized images [B, 3, S, S] and K heads: [K, B, side, side], not normalized; without the
     class token's summand.

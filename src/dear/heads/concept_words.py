@@ -57,7 +57,7 @@ def find_attribute(name: str, attributes: Iterable[str]) -> str:
     """The one of `attributes` that a user names, in any case, or by another word for its concept.
 
     Raises:
-        UsageError: none of them is meant.
+        UsageError: no attribute matches.
 
     >>> find_attribute("colour", ("Color", "Location")), find_attribute("Background", ("Color", "Location"))
     ('Color', 'Location')
@@ -108,7 +108,7 @@ def find_concept(text: str) -> Concept:
 
 
 def readable_words(clip: Clip, words: Sequence[str]) -> tuple[str, ...]:
-    """The words that the text tower can tell apart; a reduced vocabulary reads all others as one token."""
+    """The words that the text tower can distinguish; a reduced vocabulary maps all others to one token."""
     rows = clip.text.rows
     if rows is None or not words:
         return tuple(words)

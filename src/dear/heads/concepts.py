@@ -37,7 +37,8 @@ class Concepts:
     of: Mapping[str, str]  #: concept of each phrase (eq. 2)
     clusters: tuple[Cluster, ...] = ()  #: the groups behind the names; empty for tags
     way: str = "clusters"  #: "clusters", "fixed" or "tags"
-    noise: float = 0.0  #: share of phrases HDBSCAN did not cluster, which went to the nearest centroid
+    #: share of phrases that HDBSCAN did not cluster; they are assigned to the nearest centroid
+    noise: float = 0.0
     #: how well the concepts fit the corpus' tags, where it has tags
     agreement: Mapping[str, float] = field(default_factory=dict)
 
@@ -84,7 +85,8 @@ def cluster_concepts(
     names = _names(
         [[phrases[row] for row in rows.tolist()] for rows in members], centroids, embed, tags or {}
     )
-    nearest = (vectors @ centroids.T).argmax(axis=1)  # eq. 2; noise too goes to the nearest centroid
+    # eq. 2; noise is assigned to the nearest centroid as well
+    nearest = (vectors @ centroids.T).argmax(axis=1)
     of = {phrase: names[cluster] for phrase, cluster in zip(phrases, nearest, strict=True)}
     clusters = _clusters(names, centroids, [len(rows) for rows in members])
     agreement = tag_agreement(of, dict(zip(phrases, nearest.tolist(), strict=True)), tags or {})
@@ -103,7 +105,7 @@ def fixed_concepts(
     prototypes: Mapping[str, Sequence[str]] = PROTOTYPES,
     tags: Mapping[str, str] | None = None,
 ) -> Concepts:
-    """Concepts named beforehand, each by a few sentences; a phrase goes to the nearest (eq. 2)."""
+    """Fixed concepts, each described by a few sentences; a phrase is assigned to the nearest (eq. 2)."""
     check_prototypes(prototypes)
     names, centroids = tuple(prototypes), _prototypes(prototypes, embed)
     nearest = (embed(phrases) @ centroids.T).argmax(axis=1)

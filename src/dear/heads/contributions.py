@@ -131,8 +131,8 @@ def decompose(clip: Clip, images: ImagesOrPixels, layers: Iterable[int] | None =
 
     Returns:
         Contributions whose terms sum to `clip.encode_image(images)`, under the backbone's correction if it
-        has one; with attention pooling the rest holds what passed the pooling MLP, and `explained` says
-        how much did not.
+        has one; with attention pooling `rest` contains what passed the pooling MLP, and `explained` is the
+        share that did not.
 
     Raises:
         UsageError: a layer does not exist.
@@ -218,7 +218,7 @@ class _PooledRun:
         out = pool.attn.o.weight.float().T.unflatten(0, (pool.attn.heads, -1))  # [G, d_g, D]
         self.outputs = torch.stack(outputs, dim=1)  #: [B, L, H, G·d]
         self.features = visual.project_pooled(pool.finish(pooled)).float()  #: [B, E]
-        #: [B], `linear · feature / |feature|^2`: the share of each feature that came past the pooling MLP
+        #: [B], `linear · feature / |feature|^2`: the share of each feature that bypassed the pooling MLP
         linear = visual.project_pooled(pooled).float()
         self.explained = (linear * self.features).sum(-1) / self.features.square().sum(-1)
         #: [B, G, E], what each pooling head adds, without its bias

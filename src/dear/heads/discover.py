@@ -1,4 +1,4 @@
-"""From images (or weights alone) and phrases to a role map: the whole pipeline of section 3.2."""
+"""Role discovery: from images (or weights alone) and phrases to a role map (section 3.2)."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def _open(images: Pixels | PathLike | Sequence[ImageLike] | None) -> Pixels | No
 
 
 def _check_source(source: str, images: Pixels | None) -> None:
-    """Images exactly where they are read, and enough of them."""
+    """Raise a RoleError unless images are passed exactly if the source needs them."""
     if (images is None) != (source == "weights"):
         remedy = "leave them out" if source == "weights" else 'pass some, or source="weights"'
         raise RoleError(f"source = {source!r} needs {'no ' * (source == 'weights')}images; {remedy}")
@@ -327,7 +327,7 @@ def _concepts(
     """The concepts of all picked phrases; `embed` is needed for all ways but the tags."""
     different = list(dict.fromkeys(phrase for _, phrases in sorted(picked.items()) for phrase in phrases))
     if not different:
-        raise RoleError("no head's output varies over these images; give images that differ")
+        raise RoleError("role discovery needs images that differ; no head's output varies over these")
     if embed is None:
         return tagged_concepts(different, tags)
     if way == "clusters":
@@ -338,7 +338,7 @@ def _concepts(
 def _assigned(
     picked: Picked, of: Mapping[str, str], options: RoleOptions
 ) -> tuple[dict[Head, Role], dict[str, float]]:
-    """Roles and the rule's parameters that picked phrases with known concepts give."""
+    """The roles of heads with these phrases and concepts, and the parameters of the rule."""
     heads = {
         key: MeasuredHead.of(phrases, [of[phrase] for phrase in phrases]) for key, phrases in picked.items()
     }

@@ -1,4 +1,4 @@
-"""Focus: what the heads of one role add, as a feature next to the whole one (method page, section 2d).
+"""Focus: the contribution of the heads of one role as a second feature (method page, section 2d).
 
 For a role r with heads H_r, `c_r(x)` is the sum of their contributions to the image feature z(x). The focused
 feature is `[unit(z - mean z), w unit(c_r - mean c_r)]`, means over the training images. Which role, and which
@@ -113,7 +113,7 @@ def choose_weight(
     heads: tuple[Head, ...],
     units: Places | None = None,
 ) -> FocusChoice:
-    """A role that the user named, with its weight by cross-validation, and a word about what it gains."""
+    """The role that the user named, with its weight by cross-validation and its effect on accuracy."""
     trials = _cross_validate(features, {role: part}, labels, units)
     none = trials.pop((NONE, 0.0))
     best = min(trials, key=lambda key: float(trials[key].error.mean()))
@@ -128,7 +128,7 @@ def choose_weight(
 def focus_by_names(clip: Clip, classes: Sequence[str], heads: Mapping[str, tuple[Head, ...]]) -> FocusChoice:
     """The role that the class names are about, for training sets too small to cross-validate.
 
-    A concept is meant if two thirds of the names are nearer to one of its words than to any word of another
+    A concept is chosen if two thirds of the names are nearer to one of its words than to any word of another
     concept, in the backbone's text space.
     """
     owners: list[str] = []
@@ -145,7 +145,7 @@ def focus_by_names(clip: Clip, classes: Sequence[str], heads: Mapping[str, tuple
     share = votes / len(classes)
     evidence = f"{share:.0%} of the class names are nearest to words for {concept}"
     if share < _NAMED:
-        return FocusChoice(None, why=f"no concept is clearly meant: {evidence}")
+        return FocusChoice(None, why=f"the class names match no concept clearly: {evidence}")
     if concept not in heads:
         return FocusChoice(None, why=f"{evidence}, which no head of the role map has")
     return FocusChoice(
@@ -161,7 +161,7 @@ def _measured(role: str, accuracy: float, none: float) -> str:
 
 
 def few_specialized_note(roles: RoleMap) -> str | None:
-    """A part of a sentence where most heads of a map have no attribute; else None."""
+    """A clause for notices if fewer than half of the heads have an attribute role; else None."""
     total = len(list(roles))
     specialized = sum(len(heads) for heads in attribute_heads(roles).values())
     if 2 * specialized >= total:
@@ -191,7 +191,7 @@ def _clear(gain: Tensor) -> bool:
 def _cross_validate(
     features: Tensor, parts: Mapping[str, Tensor], labels: Tensor, units: Places | None
 ) -> dict[tuple[str, float], _Trial]:
-    """A trial of the whole feature, and of each role with each weight."""
+    """Trials of the image feature alone, and of each role with each weight."""
     rows = _some(labels)
     labels, units = labels[rows], None if units is None else units[rows.numpy()]
     folds = [feature_folds(features[rows], labels, _FOLDS, units, seed) for seed in range(_REPEATS)]

@@ -1,6 +1,6 @@
-"""Does a role map say anything? What heads say about concepts, compared with heads rotated at random.
+"""Information of a role map about concepts, compared with that of randomly rotated heads.
 
-The information of a map is what knowing the head says about the concept of a phrase: the entropy of the
+The information of a map is the mutual information of head and concept over phrases: the entropy of the
 concepts of all phrases together less the mean Concept Entropy of the heads, in bits. It is 0 where all heads
 have the same concepts. Few phrases per head make it larger than 0 even for heads that mean nothing, so it is
 compared with that of the same heads after a random rotation of the joint space of images and texts.

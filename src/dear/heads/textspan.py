@@ -115,7 +115,7 @@ def _picks(
 
 
 def _unflatten_heads(spans: Spans, shape: torch.Size) -> Spans:
-    """Give the flat head axis its shape back."""
+    """Restore the shape of the flat head axis."""
     return Spans(
         spans.picks.reshape(*shape, -1), spans.explained.reshape(*shape, -1), spans.rank.reshape(shape)
     )

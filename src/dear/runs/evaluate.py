@@ -26,13 +26,13 @@ class Rejection:
     auroc: float  #: how often an image of a known class scores above one of no class
     refused: float  #: share of images of known classes that are answered with "none of these"
     refused_low: float  #: 95% confidence interval of the share that is expected of as many images
-    refused_high: float  #: its upper end, which is promised; often fewer than `refused_low` are refused
+    refused_high: float  #: its upper end; the share is often below `refused_low`, too
     false_acceptance: float  #: share of images of no class that are answered with a class
     false_low: float  #: its 90% confidence interval
     false_high: float
     known: int  #: images of known classes
     unknown: int  #: images of no class
-    share: float  #: of images of known classes that was to be refused at most
+    share: float  #: the requested share of images of known classes that may be rejected
 
     def report(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -74,7 +74,7 @@ class Evaluation:
 
     @property
     def per_class(self) -> dict[str, dict[str, float]]:
-        """The same for the images of each class that has any."""
+        """Share of images answered correctly, by mode and class; classes without images are left out."""
         result: dict[str, dict[str, float]] = {}
         for mode, answers in self.answers.items():
             right = (answers == self.labels).double()
@@ -108,7 +108,7 @@ class Evaluation:
         return {group: sum(hits) / len(hits) for group, hits in hits_of.items()}
 
     def pick(self, mode: str | None) -> str:
-        """The mode to report: `mode`, the evaluation's own, or the method's usual one."""
+        """`mode`, checked; None returns the evaluation's mode, or the method's default."""
         mode = mode or self.mode or next(iter(self.answers))
         if mode not in self.answers:
             raise UsageError(f"mode must be one of {', '.join(self.answers)}, got {mode!r}")

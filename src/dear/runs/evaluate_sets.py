@@ -1,4 +1,4 @@
-"""How well sets of labels are answered: average precision per class, F1, exact sets."""
+"""Metrics for several labels per image: average precision per class, F1, exact sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEVEL = (0.05, 0.95)
 
 @dataclass(frozen=True)
 class SetEvaluation(Evaluation):
-    """What a model with several labels per image answered on a set.
+    """The predictions of a model with several labels per image on a set.
 
     `labels` are bool [n, C]; `answers` the answered sets, bool [n, C], and `confidence` probabilities [n, C],
     by mode. Without a calibration there are no sets, and both are scores that rank images.

@@ -1,7 +1,7 @@
 """Frozen features of image files, cached between runs of the program.
 
 A row is addressed by the content of the image file, the weights of the backbone and its precision. A changed
-file or another backbone therefore never gets an old row, and the same image in two folders is computed once.
+file or another backbone therefore never reads an old row, and the same image in two folders is computed once.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class FeatureCache:
         return Frozen(features, focus=terms)
 
     def some_frozen(self, clip: Clip, images: ImageSet, indices: list[int], focus: Sequence[Head]) -> Frozen:
-        """The same of some images of a set, [b, E] each."""
+        """`frozen` for some images of a set, [b, E] each."""
         if not focus:
             return Frozen(self.features(clip, images, indices))
         features, terms = self._terms(clip, images, indices, [focus]).unbind(1)
@@ -146,7 +146,7 @@ class FeatureCache:
 
 
 def learned_digest(kind: str, method: Method, *words: str) -> bytes:
-    """What identifies a method's answers: weights, options, roles, everything learned, and `words`."""
+    """Digest of all that determines a method's logits: weights, options, roles, learned tensors, `words`."""
     options = repr(sorted(asdict(method.config).items()))
     texts = [method.name, options, *method.trained_classes, "", *words]
     roles = None
@@ -174,7 +174,7 @@ def content_key(images: ImageSet, index: int, what: bytes) -> bytes | None:
 
 
 def _digest(kind: str, clip: Clip) -> bytes:
-    """What identifies rows of a backbone: all that decides them, precision and kind of device included."""
+    """Digest of all that determines a backbone's rows: weights, precision, kind of device."""
     corrected = None if clip.correction is None else clip.correction.digest
     state = (VERSION, kind, clip.identity, corrected, str(clip.visual.dtype), clip.device.type)
     return digest.of_parts(repr(state))

@@ -5,7 +5,7 @@ tensors only), `roles.json` where the method uses roles, `correction.safetensors
 from the image feature, `calibration.json` and `reference.safetensors` where probabilities were calibrated,
 `texts.safetensors` where classes have several texts, `metrics.json`, `log.jsonl`, and while training is not
 complete `resume.safetensors`.
-Every file is written whole or not at all. This module does not depend on which method was trained.
+Every file is written atomically. This module does not depend on the method.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FILES = (*REQUIRED_FILES, "roles.json", "log.jsonl", CORRECTION, CALIBRATION, RE
 def read_config(folder: str | os.PathLike[str]) -> Spec:
     """`config.json` of a run, checked."""
     path = Path(folder) / "config.json"
-    if not os.path.isfile(path):  # unlike Path's own, also for names no disk can hold
+    if not os.path.isfile(path):  # unlike Path.is_file, also for names that no file system allows
         if not os.path.exists(folder):
             if os.fspath(folder) in list_backbones():
                 raise RunError(
@@ -82,8 +82,8 @@ def open_folder(folder: Path, spec: Spec, resume: bool) -> str:
     differing = read_config(folder).differences(spec)
     if differing:
         raise RunError(
-            f"{folder}: cannot be resumed: it was begun with different settings: {', '.join(differing)}; ask "
-            "for the same, or choose another folder"
+            f"{folder}: cannot be resumed: it was started with other settings ({', '.join(differing)}); "
+            "use the same settings, or choose another folder"
         )
     if _finished(folder):
         return "finished"
@@ -91,7 +91,7 @@ def open_folder(folder: Path, spec: Spec, resume: bool) -> str:
 
 
 def check_folder(path: str | os.PathLike[str], resume: bool) -> None:
-    """Refuse a folder that no run can be written to, before any work is done for it."""
+    """Raise a RunError if no run can be written to the folder, before any work is done."""
     folder = Path(path)
     is_new = not folder.exists()
     try:
@@ -99,12 +99,12 @@ def check_folder(path: str | os.PathLike[str], resume: bool) -> None:
             _refuse_used(folder, resume)
     finally:
         if is_new:
-            with suppress(OSError):  # only an empty folder goes
+            with suppress(OSError):  # removes only an empty folder
                 folder.rmdir()
 
 
 def _refuse_used(folder: Path, resume: bool) -> None:
-    """Refuse a folder with a run in it, unless it is to be continued."""
+    """Raise a RunError for a folder that contains a run, unless it is resumed."""
     if resume or not (folder / "config.json").exists():
         return
     if _finished(folder):
@@ -119,7 +119,7 @@ def _finished(folder: Path) -> bool:
 
 
 def read_log(folder: Path) -> list[Line]:
-    """The log as it was saved."""
+    """The lines of the training log."""
     path = folder / "log.jsonl"
     if not path.exists():
         return []
@@ -148,7 +148,7 @@ def write_log(folder: Path, lines: list[Line]) -> None:
 
 
 def load_adapter(method: Method, folder: Path) -> None:
-    """Give a method the learned tensors of a finished run."""
+    """Load the learned tensors of a finished run into a method."""
     path = folder / "adapter.safetensors"
     state, _ = read_safetensors(path, "adapter")
     require_finite(state, str(path))
@@ -301,7 +301,7 @@ def load_run(
 
 
 def _recall_fingerprints(clip: Clip) -> None:
-    """Take them from the user's cache if the files did not change since they were hashed, else keep them."""
+    """Use cached fingerprints if the weight files are unchanged; otherwise cache the computed ones."""
     known = recall(clip.checkpoint_stamp)
     if known is None:
         remember(clip.checkpoint_stamp, clip.weight_digests())
@@ -323,8 +323,8 @@ def _backbone(folder: Path, config: Spec, backbone: Any, device: str | torch.dev
         if backbone is not None:
             raise
         raise RunError(
-            f"{folder}: was trained on a backbone called {config.backbone!r}, which is not found by "
-            "that name; say where it is",
+            f"{folder}: was trained on the backbone {config.backbone!r}, which was not found; pass its "
+            "path as backbone",
             hint="backbone",
         ) from error
 

@@ -24,7 +24,7 @@ def run_images(run: PathLike | Spec, split: str = HELD_OUT_SPLIT) -> ImageSet:
     spec = run if isinstance(run, Spec) else read_config(run)
     name = (spec.dataset or "the training") if isinstance(run, Spec) else run
     if spec.data is None:
-        raise UsageError(f"{name}: does not say where its images are; name them", hint="report-data")
+        raise UsageError(f"{name}: its dataset is not recorded; pass data", hint="report-data")
     try:
         images = open_data(spec.data, split, root=spec.root, margin=spec.margin)
     except DataError as error:

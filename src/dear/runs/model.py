@@ -1,7 +1,7 @@
 """`Model`: a trained method, its backbone and its calibration; the only thing that answers images.
 
-Every surface (command line, `Classifier`, studio, service, export, audit, report) asks a `Model`, so that the
-same run says the same everywhere. It knows no training.
+Every surface (command line, `Classifier`, studio, service, export, audit, report) uses a `Model`, so that a
+run returns the same probabilities everywhere. It does not depend on training.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Model:
     """A method with its calibration, on its backbone in one precision, that answers images.
 
     Args:
-        method: trained or not; it may go on learning, the model answers with what it is at the time.
-        calibration: from scores to probabilities; None: CLIP's own temperature.
+        method: trained or not; if it is trained further, the model uses the current tensors.
+        calibration: maps logits to probabilities; None: CLIP's temperature.
         reference: features of its training images, to detect images of no class; None: by their logits.
         spec: what was trained, for `save`.
         metrics: of the training, for `save`.
@@ -174,12 +174,12 @@ class Model:
 
     @property
     def template(self) -> str:
-        """The sentence around a class name."""
+        """Prompt with `{}` for the class name."""
         return self.method.template
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Ways to predict, the usual one first."""
+        """Ways to predict, the default first."""
         return self.method.modes
 
     @property
@@ -229,7 +229,7 @@ class Model:
             raise UsageError(f"{task} needs a run with one label per image; this one has several (labels)")
 
     def pick_mode(self, mode: str | None) -> str:
-        """The mode that is meant: the usual one for None."""
+        """`mode`, checked; None returns the default mode."""
         return self.method.pick_mode(mode)
 
     @cached_property
@@ -239,7 +239,7 @@ class Model:
 
     @property
     def scale(self) -> Scale:
-        """From logits of its classes to probabilities and to refused images."""
+        """What turns logits of its classes into probabilities and decides which images are rejected."""
         method = self.method
         return Scale(
             self.calibration,
@@ -256,9 +256,9 @@ class Model:
         """The model on other classes, with another template, or both; what is None stays as trained.
 
         Args:
-            classes: names, each as it is (`dear.runs.class_lists` reads lists with a `+`); None: its own.
+            classes: names, used verbatim (`dear.runs.class_lists` parses `+`); None: those of the model.
             template: prompt with `{}`; None: the one it was trained with.
-            add: the classes are added to its own; one that it has already stays once.
+            add: add the classes to those of the model; a class that it has already is not repeated.
 
         Raises:
             UsageError: a class is named twice, or differs from another one only in case or spaces, which CLIP
@@ -283,11 +283,11 @@ class Model:
         )
 
     def corrected(self, correction: Any) -> Model:
-        """The model as it is with something removed from its image feature; nothing is trained again."""
+        """The model with a correction of its image feature; nothing is trained again."""
         return self.with_method(self.method.bind(self.clip.corrected(correction)))
 
     def frozen(self) -> Model:
-        """The backbone before any change, on the same classes: zero-shot, uncalibrated, nothing removed."""
+        """The plain backbone on the same classes: zero-shot, uncalibrated, without corrections."""
         ids = self.method.prompts.token_ids
         return Model(
             ZeroShot(
@@ -306,7 +306,7 @@ class Model:
     def forward(self, pixels: Tensor) -> Logits:
         """Logits [b, C] in every mode of normalized pixels [b, 3, S, S], uncalibrated, without gradient.
 
-        On a GPU small batches that come again are replayed from a recording of the whole way to the scores.
+        On a GPU the forward pass of a small batch size is recorded when it recurs, and replayed afterwards.
         """
         method = self.bound
         with torch.no_grad():
@@ -355,10 +355,10 @@ class Model:
         progress: Progress | None = None,
         nearness: bool = False,
     ) -> tuple[list[Result], dict[int, str]]:
-        """`use` of the logits [b, C] of every batch, on the CPU, and why some images could not be read.
+        """`use(logits, nearness)` for every batch, and the errors of unreadable images by their index.
 
-        The latter are named by their place; what is computed of them means nothing. With `nearness`, `use`
-        also gets how near the images are to the training images, [b], where the model knows these.
+        Logits are [b, C] on the CPU; those of unreadable images have no meaning. With `nearness`, and if the
+        model has a reference, the second argument is the nearness [b] to the training images, else None.
         """
         cache, method, scale = FeatureCache() if cached else None, self.bound, self.scale
 
@@ -473,7 +473,7 @@ class Model:
         return answers
 
     def parse_classes(self, classes: str | Sequence[str]) -> tuple[str, ...]:
-        """Class names from a list, or from a text with commas; a `+` before any name adds to its own."""
+        """Class names from a list, or from a text with commas; a `+` before any name adds them to its own."""
         names = split_class_list(classes) if isinstance(classes, str) else classes
         return resolve_classes(names, self.classes)
 
@@ -520,7 +520,7 @@ class Model:
         return predictions
 
     def __getattr__(self, name: str) -> Any:
-        """Names of other libraries: the error says what to use instead."""
+        """The error for a name known from another library contains the alternative."""
         remedy = f"; use {_ALTERNATIVES[name]}" if name in _ALTERNATIVES else ""
         raise AttributeError(f"'Model' object has no attribute {name!r}{remedy}")
 
@@ -535,12 +535,12 @@ class Model:
     ) -> Evaluation:
         """Answer every image of a labeled set in every mode.
 
-        When the model knows all the set's classes, it chooses among all of its own; otherwise it is put on
-        the set's classes.
+        If the model has all classes of the set, it chooses among all of its classes; otherwise its classes
+        are replaced by those of the set.
 
         Args:
             images: the labeled set.
-            scores: also those that thresholds for "none of these" are compared with.
+            scores: also return the scores that thresholds for "none of these" are compared with.
             unreadable: "stop" refuses a set with images that cannot be read, "skip" leaves those out.
             cached: keep frozen features of image files in the user's cache and read them from there, for
                 methods that read nothing else.
@@ -574,7 +574,7 @@ class Model:
     # -- the run folder -----------------------------------------------------------------------------
 
     def save(self, folder: str | os.PathLike[str], **extra: Any) -> None:
-        """Leave the run in a folder; `extra` goes into its `config.json`."""
+        """Write the run to a folder; `extra` is added to its `config.json`."""
         if self.spec is None:
             raise UsageError("only a trained model can be saved; train one with dear.adapt")
         with locked(Path(folder)):
@@ -621,7 +621,7 @@ class Model:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, of all processes that trained it."""
+        """Seconds of training, interrupted parts included."""
         return float(self.metrics.get("seconds", 0.0))
 
 

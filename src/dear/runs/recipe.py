@@ -43,7 +43,7 @@ class Recipe(Options):
     cosine_by: Literal["step", "epoch"] = "step"
     scale: tuple[float, float] = (0.5, 1.0)  #: share of the image's area that a training crop covers
     flip: Share = 0.5
-    #: random crops and flips; False trains on CLIP's own view, whose frozen features are computed once
+    #: random crops and flips; False trains on CLIP's evaluation view, whose features are computed once
     augment: bool = True
     #: "auto": bfloat16 on GPUs that have it, float16 on others, float32 on a CPU
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -1,6 +1,6 @@
 """`Spec`: everything that determines a training; callers fill it in, `config.json` and bench cells store it.
 
-A caller fills in what it wants to differ from the defaults. `dear.train.setup.prepare` returns the complete
+A caller sets the fields that differ from the defaults. `dear.train.setup.prepare` returns the complete
 Spec: options and recipe written out, digests of images, backbone, role map and correction filled in. A
 complete Spec can be prepared again for the same training, which is how runs are repaired and compared.
 """
@@ -107,10 +107,10 @@ class Spec(Strict, frozen=True):
     unlabeled_weight: float | None = None  #: of one, relative to a labeled image; None: decided by measuring
     unlabeled_digest: str = ""  #: of their names and contents
     unreadable: Literal["stop", "skip"] = "stop"  #: what to do with images that cannot be read
-    images: Whole = 0  #: how many different images are trained on
+    images: Whole = 0  #: number of distinct training images
     data_digest: str = ""  #: of their labels, names and contents
     classes: tuple[str, ...] = ()  #: names in the order of the labels; empty: all of the data
-    template: Name = ""  #: prompt with `{}` for the class; empty: the data's own
+    template: Name = ""  #: prompt with `{}` for the class; empty: that of the data
     ids: tuple[tuple[int, ...], ...] | None = None  #: token ids instead of prompts
     #: sentences by class, of trained and further classes; their means are in the run's `texts.safetensors`
     texts: dict[Name, tuple[Name, ...]] = msgspec.field(default_factory=dict)
@@ -125,21 +125,22 @@ class Spec(Strict, frozen=True):
     identity: Name = ""  #: hash of the whole backbone: both towers, temperature, architecture, preprocessing
     fingerprint: Name = ""  #: hash of the visual weights, which role maps name
 
-    roles: str | None = None  #: file of a role map, or "table2"; None: the backbone's own
+    roles: str | None = None  #: file of a role map, or "table2"; None: the map of the backbone
     roles_digest: Name | None = None
     allow_other_roles: bool = False  #: accept a role map that was computed on other weights
     without: tuple[str, ...] = ()  #: concepts to remove before training
     way: str = "auto"  #: how they are removed
     examples: dict[str, str] = msgspec.field(default_factory=dict)  #: folder of examples by concept
     copies: tuple[str, ...] = ()  #: kinds of edits (`dear.shortcuts.edits`) whose copies join the training
-    focus: str | None = None  #: role whose heads to learn with, or "auto"; the options say what it came to
+    focus: str | None = None  #: role whose heads to learn with, or "auto"; `options` contain the result
     correction: dict[str, Any] | None = None  #: of the image feature; see `dear.runs.folder.read_correction`
 
-    extra: dict[str, Any] = msgspec.field(default_factory=dict)  #: what a caller adds; decides nothing
+    #: added by a caller; does not affect training
+    extra: dict[str, Any] = msgspec.field(default_factory=dict)
 
     @classmethod
     def of(cls, method: Method, recipe: Recipe, images: ImageSet, start: Spec | None = None) -> Spec:
-        """The complete Spec of training `method` on `images` (each once); `start` says the rest."""
+        """The complete Spec of training `method` on `images` (each once), with other fields of `start`."""
         from dear import __version__
 
         start = cls(calibrate=False, seed=recipe.seed, balance=False) if start is None else start

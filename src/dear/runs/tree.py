@@ -1,4 +1,4 @@
-"""A tree of classes after the answer: probabilities are summed upward, and answers name a node.
+"""A tree of classes: probabilities are summed upward, and an answer names a class or an inner node.
 
 The answer for an image is the deepest node whose probability is at least `certain`: "siamese", or "cat" where
 the breed is not certain. With a share of images that may be rejected, an image whose score is below the

@@ -6,7 +6,7 @@ q, T_q the unit text features of the concept's values, B_q an orthonormal basis 
 - by heads:    f' = f + sum over h in S_q of (mean c_h - c_h), the mean over the training images;
 - by words:    f' = f - (f - mean f) B_q^T B_q;
 - by examples: the same with B_q from the mean features of example images per value, or LEACE (Belrose et al.
-  2023): the smallest change after which no linear classifier can tell the values of the examples.
+  2023): the smallest change after which no linear classifier can distinguish the values of the examples.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Each way is applied to features of the training images, a linear classifier is trained on all folds but one,
 and predicts the images of that fold, unchanged and with the property or concept changed. The simplest way
-whose result is close to the best is chosen. `concept_trials` does so for concepts, `edit_trials` for properties of images.
+whose result is close to the best is chosen. `concept_trials` does so for concepts, `edit_trials`
+for properties of images.
 """
 
 from __future__ import annotations

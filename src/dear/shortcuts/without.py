@@ -91,7 +91,7 @@ class Without:
         names: list[str] = []
         for text in [concepts] if isinstance(concepts, str) else concepts:
             names += [text.strip()] if ":" in text else split_names(text)  # commas separate values
-        if examples is None:  # a concept of one's own may have any name
+        if examples is None:  # a concept defined by examples may have any name
             titles = {each.title: each.edit for each in PROPERTIES if each.edit in KINDS}  # as audits print
             names = [name if name in KINDS else titles.get(name, name) for name in names]
         names = list(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""Training: `fit` trains what a Spec says; below it the loop, its feed of batches, schedules and resuming."""
+"""Training: `fit` trains a Spec; the loop, its batches, recorded steps, and resuming."""
 
 from dear.train.run import Paused, train
 

@@ -117,7 +117,7 @@ def trial_costs(method: Method, labels: Tensor, seed: int, units: Places | None 
 
 
 def _count_holdable(method: Method, labels: Tensor, units: Places | None) -> int:
-    """Images that can be held out, copies counted once: the only one of a class cannot."""
+    """Number of images that can be held out, copies counted once; the only image of a class cannot."""
     numbers = torch.arange(len(labels)) if units is None else torch.from_numpy(units)
     distinct = torch.stack([labels.cpu(), numbers]).unique(dim=1)[0]
     counts = torch.bincount(distinct, minlength=len(method.classes))
@@ -134,14 +134,14 @@ def calibration_folds(method: Method, labels: Tensor, units: Places | None = Non
 def fit_calibration(
     held: HeldOut, without_classes: list[HeldOutClasses], open_classes: bool, folds: int
 ) -> Calibration:
-    """The calibration that cross-validated answers give."""
+    """The calibration from cross-validated logits."""
     bias = 0.0 if folds >= FOLDS else TWO_THIRDS_BIAS
     modes = {mode: _fit_mode(mode, held, without_classes, open_classes, bias) for mode in held.logits}
     return Calibration(images=len(held.labels), folds=folds, class_folds=len(without_classes), modes=modes)
 
 
 def fit_sets(held: HeldOut, targets: Tensor | None, folds: int) -> Calibration:
-    """The calibration of several labels (bool [n, C] of all images) that cross-validated answers give."""
+    """The calibration of several labels (bool [n, C] of all images) from cross-validated logits."""
     assert targets is not None
     truth = targets[held.rows]
     modes = {}

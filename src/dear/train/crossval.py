@@ -62,7 +62,7 @@ class HeldOutClasses(HeldOut):
 
 
 def image_folds(labels: Tensor, folds: int, seed: int, duplicates: Duplicates | None = None) -> list[Tensor]:
-    """Places of the images that are held out in each of `folds` turns, ascending.
+    """Indices of the images that are held out in each of `folds` folds, ascending.
 
     Classes are spread evenly, copies of an image are held out together, and a class whose images are all
     copies of one is never held out. The order depends on the seed and the contents of the images alone;
@@ -87,9 +87,9 @@ def class_order(names: Sequence[str], seed: int) -> Tensor:
 
 
 def class_folds(names: Sequence[str], seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Labels that are trained and labels that are held out, in two turns that swap halves.
+    """Labels that are trained and labels that are held out, in two splits that swap halves.
 
-    A half of one class cannot be trained, so three classes give one turn and two give none.
+    A half of one class cannot be trained, so three classes have one split and two have none.
 
     >>> [len(trained) for trained, _ in class_folds("abc", 1)], len(class_folds("abcd", 1))
     ([2], 2)

@@ -1,6 +1,6 @@
 """Batches of a training set: images decoded once, views drawn by the seed and the step alone.
 
-What a step sees does not depend on the steps before it, so a resumed run agrees with one that never stopped.
+The batch of a step does not depend on earlier steps, so a resumed run equals an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Feed:
         return -(-len(self.images) // self.recipe.batch)
 
     def batch(self, indices: Sequence[int], generator: torch.Generator | None) -> Batch:
-        """Random views of some images, or CLIP's own view of them without a generator."""
+        """Random views of some images; without a generator their evaluation views."""
         if generator is None:
             views = self.images.pixels(list(indices), self.view).to(self.device)
         else:
@@ -167,7 +167,7 @@ class Feed:
         return self.order(epoch)[start : start + self.recipe.batch]
 
     def views(self, indices: Sequence[int], view: int | None) -> Batch:
-        """Random view number `view` of some images, by the image alone; None: CLIP's own view."""
+        """Random view number `view` of some images, by the image alone; None: the evaluation view."""
         if view is None:
             return self.batch(indices, None)
         raw, sizes = self.decoded.batch(indices)
@@ -200,7 +200,7 @@ class Feed:
         return self._labeled(crop_batch(raw, boxes, flips, self.size), indices)
 
     def batches(self, augment: bool = False) -> Iterator[Batch]:
-        """Iterate over the set once in its own order, for `Method.prepare`; every iteration has new views."""
+        """Iterate over the set once in order, for `Method.prepare`; every iteration has new views."""
         self._walks += 1
         for start in range(0, len(self.images), self.recipe.batch):
             indices = range(start, min(start + self.recipe.batch, len(self.images)))

@@ -37,7 +37,7 @@ def fit(
     """Train as a Spec describes.
 
     Args:
-        job: a Spec, or what `prepare` made of one.
+        job: a Spec, or the `Job` that `prepare` returned for one.
         out: run folder; None keeps the result in memory.
         resume: continue an interrupted run in `out`.
         progress: called with (stage, done, total).
@@ -45,7 +45,7 @@ def fit(
         stop: called after every step; True stops.
 
     Raises:
-        DearError: anything a user can correct, in one sentence.
+        DearError: anything a user can correct.
         Paused: stopped by Ctrl-C or `stop`; the folder can be resumed.
     """
     if isinstance(job, Spec):
@@ -87,7 +87,7 @@ def fit(
 
 
 def trials_of(job: Job, views: FrozenViews | None, stop: Callable[[], bool] | None = None) -> Trials:
-    """How trainings of a cross-validation are done: as `fit` does, on parts of the job's images."""
+    """The settings of cross-validation: trainings as by `fit`, on parts of the job's images."""
     repeated = balanced_rows if job.spec.balance else None
     return Trials(
         job.images, job.recipe, views, repeated, stop=stop, duplicates=job.duplicates, teacher=job.teacher
@@ -110,8 +110,8 @@ def _calibrate(
 ) -> None:
     """Calibrate a trained method on its training images, and write the result to the run folder.
 
-    Where too few images can be held out, a notice says so. Stopped by the user, the run stays as it is;
-    resuming it calibrates again.
+    With too few images to hold out, it logs a notice. If the user stops it, the run is complete without a
+    calibration; resuming it calibrates again.
     """
     method = trained.method
     views = shared_views(method, job.base, job.recipe) if views is None else views
@@ -123,8 +123,8 @@ def _calibrate(
         return
     if calibration is None:
         _log.warning(
-            "dear: %s: too few images to hold some out, so probabilities stay on CLIP's own scale and no "
-            "threshold for images of no class is known; 10 images of classes with two or more are needed",
+            "dear: %s: too few images for a calibration, so probabilities keep CLIP's temperature and images "
+            "of no class cannot be rejected; it needs 10 images of classes that have two or more",
             job.images.name,
         )
         return
@@ -132,7 +132,7 @@ def _calibrate(
     units = None if job.duplicates is None else job.duplicates.units
     contents = None if job.duplicates is None else job.duplicates.contents
     trained.reference = Reference.of(features, job.images.labels, units, contents)
-    if method.several:  # wrong labels are searched among single ones
+    if method.several:  # wrong labels are searched only with one label per image
         if trained.path is not None:
             with locked(trained.path):
                 trained.write_answers(trained.path)

@@ -30,11 +30,11 @@ IMAGES_AT_ONCE = 256  #: they fill a GPU, and their activations take 160 MB on V
 SHARED_VIEWS = 4  #: random views per image for trainings that share them
 _LIMIT_BYTES = 4 << 30
 _Stage = Literal["training", "inference", "feature"]
-_Key = tuple[_Stage, int | None]  # the stage, and which random view; None: CLIP's own
+_Key = tuple[_Stage, int | None]  # the stage, and which random view; None: the evaluation view
 
 
 class StepInputs(NamedTuple):
-    """What the learned stage of a step is computed from."""
+    """The inputs of the learned stage of a step."""
 
     frozen: Frozen
     labels: Tensor  #: [B]
@@ -43,7 +43,7 @@ class StepInputs(NamedTuple):
 
 @dataclass
 class _Memory:
-    """Rows [images, ...] by stage and view, and which groups of images are there."""
+    """Rows [images, ...] by stage and view, and the groups of images that are computed."""
 
     rows: dict[_Key, Frozen] = field(default_factory=dict)
     groups: set[tuple[_Key, int]] = field(default_factory=set)
@@ -55,15 +55,15 @@ class FrozenViews:
 
     A random view depends on the seed, its number and the image's place in the set alone; epochs take the
     views in turn. Stages are computed for fixed groups of images, so that a resumed run computes the same
-    bits. Features of CLIP's own view come from the cache on disk. Where all views would take more than
+    bits. Features of the evaluation view come from the cache on disk. Where all views would take more than
     `limit_bytes`, nothing is held: the views are the same, and their stages are computed at every step.
 
     Args:
         method: whose frozen stages are computed; its learned tensors do not matter.
         images: the set.
-        recipe: how views are made; without `augment` CLIP's own view is the only one.
-        views: random views per image; None: as many as the recipe says.
-        limit_bytes: how much may be held, on the device.
+        recipe: settings of the views; without `augment` the evaluation view is the only one.
+        views: random views per image; None: the recipe's number.
+        limit_bytes: bytes that may be held on the device.
         progress: called with (stage, done, total) while features of the whole set are computed.
     """
 
@@ -82,14 +82,14 @@ class FrozenViews:
         self.limit_bytes, self.progress = limit_bytes, progress
         on_cpu = self.feed.device.type == "cpu"
         self.group = images_at_once(self.method.clip) if on_cpu else _at_once(self.feed.size)
-        self.rows: Tensor | None = None  #: the images that are meant, [m]; None: all
+        self.rows: Tensor | None = None  #: indices of this subset in the set, [m]; None: all
         self._memory = _Memory()
 
     def __len__(self) -> int:
         return len(self.feed.images) if self.rows is None else len(self.rows)
 
     def subset(self, rows: Tensor | Sequence[int]) -> FrozenViews:
-        """The images at `rows`; what is computed for one is there for all."""
+        """The images at `rows`; computed stages are shared with this object."""
         other, rows = copy.copy(self), torch.as_tensor(rows, dtype=torch.int64)
         other.rows = rows if self.rows is None else self.rows[rows]
         return other
@@ -100,20 +100,20 @@ class FrozenViews:
         return self._read(self._key("training", view), self._places(rows))
 
     def inference(self) -> Frozen | None:
-        """`Method.inference_stage` [m, ...] of CLIP's own view of every image; None: too much to keep."""
+        """`Method.inference_stage` [m, ...] of the evaluation view of every image; None: too much to hold."""
         key = self._key("inference", None)
         places = self._places(range(len(self)))
         return self._read(key, places) if self._ensure_computed(key, places[:1]) else None
 
     def features(self, view: int | None, rows: Sequence[int]) -> Frozen:
-        """Frozen image features [b, E] of a random view of the images at `rows`; None: of CLIP's own."""
+        """Frozen image features [b, E] of a view of the images at `rows`; None: the evaluation view."""
         return self._read(("feature", view), self._places(rows))
 
     def _places(self, rows: Sequence[int]) -> list[int]:
         return list(rows) if self.rows is None else self.rows[list(rows)].tolist()
 
     def _key(self, stage: _Stage, view: int | None) -> _Key:
-        """Equal stages have one key."""
+        """The key of a stage; equal stages of several kinds share one."""
         if stage == "training" and not self.method.reads_frozen:
             stage = "inference"
         return "feature" if stage == "inference" and self.method.cut == "feature" else stage, view
@@ -125,7 +125,7 @@ class FrozenViews:
         return self._memory.rows[key].rows(at)
 
     def _ensure_computed(self, key: _Key, places: list[int]) -> bool:
-        """Compute the groups of some images unless they are there; False where they cannot be held."""
+        """Compute the groups of some images if needed; False if they cannot be held."""
         memory = self._memory
         if key == ("feature", None):
             if key not in memory.rows:
@@ -137,7 +137,7 @@ class FrozenViews:
         return all((key, group) in memory.groups or self._compute_group(key, group) for group in groups)
 
     def _compute_group(self, key: _Key, group: int) -> bool:
-        """Compute a group of images; False where its rows cannot be held, which features always can."""
+        """Compute a group of images; False if its rows cannot be held. Features are always held."""
         images, memory, limited = len(self.feed.images), self._memory, key[0] != "feature"
         if limited and memory.fits is False:
             return False
@@ -182,7 +182,7 @@ def steps_at_once(size: int, batch: int) -> int:
 
 
 def reads_features(method: Method, recipe: Recipe) -> bool:
-    """Whether a training needs nothing of an image but the frozen feature of CLIP's own view."""
+    """Whether a training reads only the frozen feature of each image's evaluation view."""
     return method.cut == "feature" and not recipe.augment
 
 
@@ -208,8 +208,8 @@ class StepFeed:
 
     Args:
         method: bound to the backbone that it trains with.
-        feed: says which images belong to a step.
-        steps: how many steps the run has.
+        feed: determines the images of each step.
+        steps: number of steps of the run.
         views: frozen stages of the feed's images; None: every epoch has new views.
         ahead: compute the frozen stage of several steps at once. Groups of steps do not depend on where a run
             resumed.
@@ -251,11 +251,13 @@ class StepFeed:
         return [StepInputs(*parts) for parts in zip(stages, labels, domains, strict=True)]
 
     def batches(self, augment: bool = False) -> Iterator[Batch | FeatureBatch]:
+    def batches(self, augment: bool = False) -> Iterator[Batch | FeatureBatch]:
         """Iterate over the set once in order, for `Method.prepare`; `augment` draws new views each time.
 
         A method that reads frozen features reads those of the shared views, which are computed once.
         """
         if self.views is None or not (self.method.reads_frozen or self.method.cut == "feature"):
+            yield from self.feed.batches(augment)
             yield from self.feed.batches(augment)
             return
         view = self._walks if augment else None

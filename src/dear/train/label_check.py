@@ -1,7 +1,7 @@
-"""Labels that look wrong: images whose own class is far less probable than another, by cross-validation.
+"""Labels that look wrong: images whose label is far less probable than another class, by cross-validation.
 
 A logistic regression on frozen image features is trained on all folds but one and answers the images of that
-fold, so no image is judged by a classifier that saw its label. An image is suspected where another class is
+fold, so no image is judged by a classifier that saw its label. An image is suspect if another class is
 `FACTOR` times as probable as its own; suspects are sorted by the probability of their own label, which ranks
 wrong labels better than that ratio does and is cleanlab's self-confidence (`research/wrong_labels.py`).
 
@@ -56,7 +56,7 @@ def out_of_sample(
 ) -> Floats:
     """Probabilities [n, C] by classifiers that did not see the image, from features [n, E] and labels [n].
 
-    An image that is the only one of its class, but for copies, cannot be judged: its own class has
+    An image that is the only one of its class, except for copies, cannot be judged: its class has
     probability 1. `units` [n]: copies of an image have the same; None: images with equal features are copies.
     """
     from sklearn.exceptions import ConvergenceWarning
@@ -104,7 +104,7 @@ def label_probabilities(
 ) -> Floats:
     """`out_of_sample` of several labels: how probable each is for each image [n, C], from bool [n, C].
 
-    What cannot be judged has the probability that its label says: 0 or 1.
+    Where no classifier can be fitted, the probability is that of the label: 0 or 1.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -184,7 +184,7 @@ def suspects_of(
 
 
 def label_summary(images: ImageSet, features: Tensor, units: Places | None = None) -> dict[str, Any] | None:
-    """What `metrics.json` of a run says of its training labels; None: too few images, or too much work."""
+    """The entry `labels` of a run's `metrics.json`; None if there are too few images or too many to check."""
     if not LEAST_IMAGES <= len(images) <= MOST_WORK / len(images.classes):
         return None
     suspects = suspects_of(images, features, units=units)

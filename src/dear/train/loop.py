@@ -115,7 +115,7 @@ class RecordedStep(EagerStep):
             torch.cuda.synchronize()
             _log.warning(
                 "dear: a step of %s cannot be recorded, so training is slower (%s); `dynamic = True` in its "
-                "class says so",
+                "class avoids the attempt",
                 self.parts.method.title,
                 reason_of(error),
             )
@@ -158,7 +158,7 @@ class Loop:
         method: bound to the backbone to train with; nothing else may change what it is bound to.
         feed: the batches.
         recipe: how to train.
-        views: frozen stages of all images, where they are known; None: as the recipe says.
+        views: frozen stages of all images, if they are shared; None: computed by the recipe.
     """
 
     def __init__(self, method: Method, feed: Feed, recipe: Recipe, views: FrozenViews | None = None) -> None:

@@ -27,7 +27,7 @@ class StepRecording:
         step: from inputs to the loss, with gradients put on the learned tensors.
         inputs: those of one step.
         learned: the learned tensors.
-        optimizer: updates them within the recording; None: the caller updates. It has taken a step before,
+        optimizer: updates them within the recording; None: the caller updates. It must have taken a step,
             for state that it allocates within the recording would be allocated in every replay.
     """
 

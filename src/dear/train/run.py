@@ -1,4 +1,4 @@
-"""Training with a run folder: saved regularly, resumable after a crash, stopped cleanly by Ctrl-C."""
+"""Training with a run folder: saved regularly, resumable after a crash, stopped between steps by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ def train(
 ) -> Model:
     """Train a method on an image set, and write a run folder if `out` is set.
 
-    `dear.train.fit` trains what a Spec says, with everything around it.
+    `dear.train.fit` trains a Spec: it also prepares, balances and calibrates.
 
     Args:
         method: freshly built; its learned tensors are changed in place.
         images: the training set; its labels number the method's classes.
-        recipe: how; None: the method's own.
+        recipe: training recipe; None: the method's default.
         out: the run folder; None keeps everything in memory.
         resume: continue the run in `out` where it was saved last; the result has the same bits as that of
             a run never interrupted (on the CPU).
         progress: called with (steps done, steps in all, last line of the log) after every step.
         stop: called after every step; True stops as Ctrl-C does.
         save_every: steps between saves within an epoch.
-        spec: complete, for the folder; None: made of method, recipe and images.
+        spec: complete, for the folder; None: derived from method, recipe and images.
         views: frozen stages of the images, if they are shared with other trainings.
     """
     recipe = Recipe.of(method) if recipe is None else recipe
@@ -91,7 +91,7 @@ def train(
         except (RuntimeError, MemoryError) as error:
             if not ran_out(error):
                 raise
-            # A smaller batch would be another training, so the caller decides.
+            # A smaller batch changes the result, so the caller decides.
             raise OutOfMemory(
                 f"out of memory on {work.clip.device} at step {loop.step + 1} of {loop.steps} with batches "
                 f"of {recipe.batch} images; choose a smaller batch in the recipe",
@@ -125,7 +125,7 @@ class _Run:
         return time.perf_counter() - self._began
 
     def restore(self, loop: Loop) -> None:
-        """Continue where the folder was saved last, if it was."""
+        """Continue from the last saved state of the folder, if there is one."""
         if self.folder is not None and self.state == "resumable":
             self._began -= restore(loop, self.folder)
 
@@ -141,7 +141,7 @@ class _Run:
         return Paused(f"stopped after step {loop.step} of {loop.steps}; {where}", hint=hint)
 
     def finish(self, model: Model) -> None:
-        """Write the trained model; there is nothing to resume afterwards."""
+        """Write the trained model and remove the state to resume from."""
         if self.folder is not None:
             model.write(self.folder)
             (self.folder / "resume.safetensors").unlink(missing_ok=True)
@@ -163,12 +163,12 @@ def _open_run(out: str | os.PathLike[str] | None, method: Method, spec: Spec, re
             yield _Run(folder, state)
     finally:
         if fresh:
-            with suppress(OSError):  # only an empty folder goes
+            with suppress(OSError):  # removes only an empty folder
                 folder.rmdir()
 
 
 def _load_finished(method: Method, spec: Spec, folder: Path) -> Model:
-    """The model of a run that is finished: nothing is trained."""
+    """The model of a finished run."""
     load_adapter(method, folder)
     calibration, reference = read_calibration(folder), Reference.load(folder)
     return Model(method, calibration, reference=reference, spec=spec, path=folder)
@@ -188,18 +188,18 @@ def rollback_on_failure(folder: Path) -> Iterator[None]:
 
 
 def check_labels(method: Method, images: ImageSet) -> None:
-    """Refuse labels that name no class of the method."""
+    """Raise a RunError for labels that are not classes of the method."""
     labels = images.labels
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(method.classes):
         raise RunError(
-            f"{images.name}: labels reach from {int(labels.min())} to {int(labels.max())}, but the method "
-            f"has {len(method.classes)} classes"
+            f"{images.name}: labels must be from 0 to {len(method.classes) - 1}, the classes of the method, "
+            f"got {int(labels.min())} to {int(labels.max())}"
         )
 
 
 @contextmanager
 def _interrupts(stop: Callable[[], bool] | None) -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C end training between two steps; the second is as usual."""
+    """The first Ctrl-C ends training between two steps; the second raises KeyboardInterrupt as usual."""
     pressed = threading.Event()
 
     def stopped() -> bool:
@@ -222,9 +222,9 @@ def _interrupts(stop: Callable[[], bool] | None) -> Iterator[Callable[[], bool]]
 
 
 @contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
+def _deterministic(enabled: bool) -> Iterator[None]:
     """Deterministic kernels while training, if the recipe asks for them."""
-    if not wanted:  # switching it off again would import PyTorch's compiler: seconds
+    if not enabled:  # disabling it afterwards would import PyTorch's compiler, which takes seconds
         yield
         return
     before = torch.are_deterministic_algorithms_enabled()
@@ -237,7 +237,7 @@ def _deterministic(wanted: bool) -> Iterator[None]:
 
 
 def save_state(loop: Loop, folder: Path, seconds: float) -> None:
-    """Save the log and all that is needed to continue; `seconds` of training so far."""
+    """Save the log and the state to resume from; `seconds` is the training time so far."""
     tensors, words = loop.state()
     write_log(folder, loop.lines)
     write_safetensors(folder / "resume.safetensors", tensors, {**words, "seconds": f"{seconds:.3f}"})
@@ -253,7 +253,7 @@ def restore(loop: Loop, folder: Path) -> float:
             raise ValueError(f"step {words['step'][:20]} of {loop.steps}")
         window = tensors.get("window")
         if window is not None and (window.dim() != 2 or window.shape[1] != len(words["parts"].split())):
-            raise ValueError("its losses do not fit their names")
+            raise ValueError("its losses do not match their names")
         loop.restore(tensors, words, read_log(folder))
         _check_optimizer(loop, [name for name in tensors if name.startswith("optimizer.")])
         seconds = float(words.get("seconds", 0.0))
@@ -265,7 +265,7 @@ def restore(loop: Loop, folder: Path) -> float:
 
 
 def _check_optimizer(loop: Loop, names: list[str]) -> None:
-    """Refuse an optimizer's state that would fail some steps later."""
+    """Raise a ValueError for an optimizer's state that would fail in a later step."""
     expected = {"momentum_buffer"} if loop.recipe.optimizer == "sgd" else {"step", "exp_avg", "exp_avg_sq"}
     count = 0
     for parameter in loop.learned:
@@ -274,6 +274,6 @@ def _check_optimizer(loop: Loop, names: list[str]) -> None:
         if state and set(state) != expected:
             raise ValueError("the optimizer's state is incomplete")
         if any(value.shape not in (parameter.shape, torch.Size([])) for value in state.values()):
-            raise ValueError("the optimizer's state does not fit the learned tensors")
+            raise ValueError("the optimizer's state does not match the shapes of the learned tensors")
     if count != len(names):
-        raise ValueError("the optimizer's state is of more tensors than are learned")
+        raise ValueError("the optimizer's state contains tensors that are not learned")

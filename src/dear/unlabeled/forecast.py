@@ -1,4 +1,4 @@
-"""How accurate a probe is with the labels there are, and what fifty more would bring.
+"""Accuracy of a probe with the present labels, and the gain expected from fifty more.
 
 A cross-validation answers every labeled image by probes that were fitted to a quarter, a half and all of the
 remaining labels. The errors at these three sizes follow a power law `error = c · labels^-b` closely enough
@@ -43,7 +43,7 @@ class Forecast:
     images: int  #: that were held out
     accuracy: float  #: on held-out images, with nearly all labels
     accuracy_interval: tuple[float, float]
-    gain: float | None  #: expected from more labels; None: too few labels to say
+    gain: float | None  #: expected from more labels; None: too few labels to estimate it
     gain_interval: tuple[float, float] | None
 
 
@@ -145,7 +145,7 @@ def wilson_interval(right: int, count: int, z: float = Z_90) -> tuple[float, flo
 
 
 def _gain(sizes: NDArray[np.float64], accuracies: NDArray[np.float64], labels: int, more: int) -> float:
-    """What the power law through the errors says of `more` labels; never below 0."""
+    """The gain that the power law through the errors predicts for `more` labels; at least 0."""
     errors = np.maximum(1 - accuracies, 1e-3)
     slope, _ = np.polyfit(np.log(sizes), np.log(errors), 1)
     slope = min(0.0, max(-1.0, float(slope)))

@@ -212,7 +212,7 @@ def decide_on_pool(
 
 
 def judge_pool(comparison: Comparison, confidence: float) -> Reason:
-    """What a comparison on held-out labels says about a pool.
+    """The result of a comparison on held-out labels for a pool.
 
     "helps": more labels are answered rightly with it, by more than a standard error; "no gain": they are not.
     Of fewer than `LEAST_COMPARED` labels only a loss of more than a standard error counts ("no gain");

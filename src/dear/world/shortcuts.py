@@ -95,7 +95,7 @@ def parse(name: str) -> PlantedShortcut:
     share = float(match["share"])
     if not 1 / len(CLASSES) <= share <= 1:
         raise DataError(
-            f"world:{name}: {share:g} of the training images cannot show the class's own value; say a share "
+            f"world:{name}: {share:g} of the training images cannot show the class's value; choose a share "
             f"from {1 / len(CLASSES):.2f} (no shortcut) to 1"
         )
     return replace(chosen, correlation=share)

@@ -47,13 +47,13 @@ def add_norm(
     inside = columns < width
     place = row % length - first
     extra = (place >= 0) & (place < count)
-    source, given = row, inside
+    source, valid = row, inside
     if ENTER:
         source = row - (row // length) * count - tl.where(place >= count, count, 0)
-        given = columns < tl.where(extra, 0, width)
-    value = tl.load(x + source * width + columns, mask=given, other=0.0).to(tl.float32)
+        valid = columns < tl.where(extra, 0, width)
+    value = tl.load(x + source * width + columns, mask=valid, other=0.0).to(tl.float32)
     if CHANGE:
-        value += tl.load(change + source * width + columns, mask=given, other=0.0).to(tl.float32)
+        value += tl.load(change + source * width + columns, mask=valid, other=0.0).to(tl.float32)
     if TOKENS:
         at = tokens + (row // length) * token_stride + place * width
         raw = tl.load(at + columns, mask=columns < tl.where(extra, width, 0), other=0.0).to(tl.float32)
@@ -108,18 +108,18 @@ def add_norm_backward(
         result += tl.load(d_new + row * width + columns, mask=inside, other=0.0).to(tl.float32)
     place = row % length - first
     extra = (place >= 0) & (place < count)
-    source, given = row, inside
+    source, valid = row, inside
     if ENTER:
         source = row - (row // length) * count - tl.where(place >= count, count, 0)
-        given = columns < tl.where(extra, 0, width)
+        valid = columns < tl.where(extra, 0, width)
     if TOKENS:
         at = d_tokens + ((row // length) * count + place) * width
         value = (token_weight * result).to(d_tokens.dtype.element_ty)
         tl.store(at + columns, value, mask=columns < tl.where(extra, width, 0))
         result = tl.where(extra, (1.0 - token_weight) * result, result)
-    tl.store(d_x + source * width + columns, result.to(d_x.dtype.element_ty), mask=given)
+    tl.store(d_x + source * width + columns, result.to(d_x.dtype.element_ty), mask=valid)
     if CHANGE:
-        tl.store(d_change + source * width + columns, result.to(d_change.dtype.element_ty), mask=given)
+        tl.store(d_change + source * width + columns, result.to(d_change.dtype.element_ty), mask=valid)
 
 
 @triton.jit

@@ -44,7 +44,7 @@ def balanced_rows(labels: Tensor) -> list[int]:
 
 
 def enough_steps(recipe: Recipe, images: int) -> Recipe:
-    """The recipe with more epochs where its own would take fewer than `LEAST_STEPS` steps.
+    """The recipe with more epochs if it has fewer than `LEAST_STEPS` steps.
 
     >>> enough_steps(Recipe(epochs=10, batch=16), images=30).epochs
     100

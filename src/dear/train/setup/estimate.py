@@ -17,7 +17,7 @@ from dear.train.frozen import views_for
 from dear.train.setup.prepare import Job
 
 WORTH_MEASURING = 20  #: steps; shorter trainings are over before a measurement would help
-_WARM = 2.0  # seconds: where the first step is slower than that, its own time is taken
+_WARM = 2.0  # seconds: if the first step is slower, its time is used
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def estimate(job: Job) -> Estimate | None:
         with torch.random.fork_rng(devices=devices), torch.enable_grad():
             once, step, cached = _measured(job, job.images.subset(rows))
     except torch.OutOfMemoryError:
-        return None  # the error of the training says what to do
+        return None  # the training raises the same error with a remedy
     total = once * images / len(rows) + step * job.steps
     if not job.spec.calibrate:
         return Estimate(total, 0.0)

@@ -67,7 +67,7 @@ class Job:
 
     @property
     def rows(self) -> list[int]:
-        """What an epoch walks: places of images, those of rare classes more than once.
+        """Indices of the images that an epoch shows; those of rare classes are repeated.
 
         Unlabeled images that are trained on follow the labeled ones.
         """
@@ -95,7 +95,7 @@ class Job:
 
     @property
     def training_set(self) -> tuple[ImageSet, list[int]]:
-        """What is trained on, and what an epoch walks of it.
+        """All training images, and the indices of those that an epoch shows.
 
         That are the images, unlabeled images with pseudo-labels, and edited copies of the images.
         """
@@ -163,7 +163,7 @@ def prepare(
     missing = () if unlabeled is None else classes_without_labels(images.labels, images.classes)
     if missing:
         names = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
-        notices.append(f"no image is labeled {names}: only class names say what these look like")
+        notices.append(f"no image is labeled {names}: these classes are learned from their names alone")
     notices += split_notices(spec.data, spec.root) if data is None else []
     if duplicates is None and (
         spec.calibrate or spec.focus is not None or spec.without or without is not None
@@ -254,10 +254,10 @@ def explicit_recipe(spec: Spec) -> dict[str, Any]:
 
 
 def recipe_for(spec: Spec, method: Method, labels: Tensor) -> Recipe:
-    """The recipe of a training: what the Spec says, and defaults that follow from the method and the images.
+    """The recipe of a training: values of the Spec, and defaults that depend on the method and the images.
 
-    A method that reads nothing but features learns from those of CLIP's own view, which are computed once and
-    cached, unless its recipe says `augment`. A small set (labels [n]) is trained for more epochs.
+    A method that reads only features is trained on those of the evaluation view, which are computed once and
+    cached, unless its recipe sets `augment`. A small set (labels [n]) is trained for more epochs.
     """
     explicit = explicit_recipe(spec)
     changes = {**_cpu_recipe(method), "seed": spec.seed}
@@ -270,7 +270,7 @@ def recipe_for(spec: Spec, method: Method, labels: Tensor) -> Recipe:
 
 
 def _cpu_recipe(method: Method) -> dict[str, Any]:
-    """What a training through a tower does on a CPU unless the Spec says otherwise: the same in less time.
+    """Faster defaults for training through a tower on a CPU, unless the Spec sets these values.
 
     Where layers are frozen or a frozen pass is read, images have a few fixed views, whose frozen part is
     computed once; matrices are in bfloat16, as on a GPU, where the processor is faster with it.
@@ -347,14 +347,16 @@ def _training_images(
 def open_training(spec: Spec) -> ImageSet:
     """The images that a Spec names, before any draw."""
     if spec.data is None:
-        raise DataError(f"the training does not say where its images are ({spec.dataset or 'in memory'})")
+        raise DataError(
+            f"the dataset of this training is not recorded ({spec.dataset or 'in memory'}); pass data"
+        )
     # The template of the data is used if the Spec has none.
     template = spec.template or None
     return open_data(spec.data, spec.split, root=spec.root, template=template, margin=spec.margin)
 
 
 def check_task(images: ImageSet) -> None:
-    """Refuse a training set that no classifier can be made from, with a sentence that says why."""
+    """Raise a DataError for a training set that no classifier can be trained on."""
     if len(images.classes) < 2:
         raise DataError(
             f"{images.name}: has only the class {images.classes[0]!r}; a classifier needs at least two"

@@ -1,4 +1,4 @@
-"""The role map of a backbone: given, shipped with it, cached, or discovered on the training images."""
+"""The role map of a backbone: passed, packaged, cached, or discovered on the training images."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def roles_for(
 ) -> tuple[RoleMap, list[str]]:
     """A role map for a backbone, and what the user should know about it.
 
-    A map that was given is taken, else the backbone's own one. Otherwise roles are discovered on up to
-    `MOST_IMAGES` images, spread evenly over the set; the map is cached for the same backbone and images.
+    A map that is passed is used, else the packaged map of the backbone. Otherwise roles are discovered on up
+    to `MOST_IMAGES` images, spread evenly over the set; the map is cached for the same backbone and images.
     """
     if roles is not None:
         roles = roles if isinstance(roles, RoleMap) else read_roles(roles)

@@ -144,7 +144,7 @@ def find_pool(spec: Spec, images: ImageSet, all_images: ImageSet | None, drawn: 
         spec: names them in `unlabeled`.
         images: the labeled images.
         all_images: those that `images` were drawn from; None: not known.
-        drawn: whether the images were drawn before, so that the rest of their dataset is not meant.
+        drawn: whether the images were drawn before, so that the rest of their dataset is not used.
 
     Raises:
         DataError: they do not exist.
@@ -152,7 +152,7 @@ def find_pool(spec: Spec, images: ImageSet, all_images: ImageSet | None, drawn: 
     """
     if spec.unlabeled == REST:
         if all_images is None or not spec.shots:
-            raise UsageError("unlabeled = 'rest' means the images that shots leave out; give shots")
+            raise UsageError("unlabeled='rest' needs shots: it means the training images that they leave out")
         return rest_of(all_images, images)
     if spec.unlabeled is not None:
         return open_unlabeled(spec.unlabeled, spec.root)
