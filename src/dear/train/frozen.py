@@ -251,13 +251,11 @@ class StepFeed:
         return [StepInputs(*parts) for parts in zip(stages, labels, domains, strict=True)]
 
     def batches(self, augment: bool = False) -> Iterator[Batch | FeatureBatch]:
-    def batches(self, augment: bool = False) -> Iterator[Batch | FeatureBatch]:
         """Iterate over the set once in order, for `Method.prepare`; `augment` draws new views each time.
 
         A method that reads frozen features reads those of the shared views, which are computed once.
         """
         if self.views is None or not (self.method.reads_frozen or self.method.cut == "feature"):
-            yield from self.feed.batches(augment)
             yield from self.feed.batches(augment)
             return
         view = self._walks if augment else None
