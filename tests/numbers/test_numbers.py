@@ -124,7 +124,7 @@ def test_a_saved_state_that_holds_nan_is_not_continued(tmp_path: Path) -> None:
         ({"step": "99"}, "step 99 of 6"),
         ({"step": "-1"}, "step -1 of 6"),
         ({"step": "two"}, "invalid literal"),
-        ({"parts": "loss"}, "do not fit their names"),
+        ({"parts": "loss"}, "losses"),
     ],
 )
 def test_a_saved_state_from_nowhere_is_not_continued(tmp_path: Path, change: dict, sentence: str) -> None:
