@@ -45,7 +45,7 @@ def head_groups(vision: VisionConfig, roles: RoleMap | None) -> HeadGroups:
         return HeadGroups(
             layers,
             False,
-            "Heads are grouped by layer: no role map was passed (dear roles discover finds one).",
+            "Heads are grouped by layer: this backbone has no role map.",
         )
     if caveat := roles.caveat():
         return HeadGroups(layers, False, f"{caveat} Heads are grouped by layer, and no concept is named.")
