@@ -46,6 +46,8 @@ def test_the_page_shows_every_part(folder: Path, tmp_path: Path, monkeypatch: py
     assert all(one.sentence in page for one in demo.explained)
     assert demo.audit.verdict in page
     assert "hardly specialized" not in page
+    for command in (f"dear predict {tmp_path / 'demo' / 'run-proker'} ", f"--data {folder} --backbone mini"):
+        assert command in page
     known = demo.roles
     chance = {"bits": 1.2, "rotated": 1.2, "deviation": 0.04, "rotations": 8}
     poor = structs.replace(known, evidence={**known.evidence, "information": chance})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,7 @@ class PhotoDemo:
     explained: Explanations  #: one right and one wrong answer, where there are both
     roles: RoleMap
     seconds: Mapping[str, float] = field(default_factory=dict)  #: per part of the demo
+    next_steps: tuple[str, ...] = ()  #: commands to go on with
 
     @property
     def best(self) -> RunFacts:
@@ -139,7 +141,15 @@ def photo_demo(
         explained = _explain(probe, test, runs["linear-probe"], roles)
     for one in explained:
         progress(f"   {one.image}: {one.sentence}")
-    result = PhotoDemo(train.name, clip.name, runs, audited, explained, roles, timed.seconds)
+    photos, weights = shlex.quote(str(data)), shlex.quote(str(clip.name if clip is backbone else backbone))
+    run = shlex.quote(str(folder / f"run-{METHODS[0]}"))
+    steps = (
+        f"dear predict {run} image.jpg",
+        f"dear evaluate {run} --data {photos}",
+        f"dear choose --data {photos} --backbone {weights}",
+        f"dear data check {photos} --backbone {weights}",
+    )
+    result = PhotoDemo(train.name, clip.name, runs, audited, explained, roles, timed.seconds, steps)
     progress("5. Pages")
     with timed("pages"):
         _write_pages(result, folder, clip, test)
