@@ -142,10 +142,10 @@ def photo_demo(
     for one in explained:
         progress(f"   {one.image}: {one.sentence}")
     photos, weights = shlex.quote(str(data)), shlex.quote(str(clip.name if clip is backbone else backbone))
-    run = shlex.quote(str(folder / f"run-{METHODS[0]}"))
+    first = shlex.quote(str(folder / f"run-{METHODS[0]}"))
     steps = (
-        f"dear predict {run} image.jpg",
-        f"dear evaluate {run} --data {photos}",
+        f"dear predict {first} image.jpg",
+        f"dear evaluate {first} --data {photos}",
         f"dear choose --data {photos} --backbone {weights}",
         f"dear data check {photos} --backbone {weights}",
     )
