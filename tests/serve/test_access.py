@@ -104,6 +104,11 @@ def test_addresses_with_a_slash_at_the_end_are_not_redirected(client):
     assert client.get("/v1/models/", follow_redirects=False).status_code == 404
 
 
+def test_long_addresses_are_refused_without_being_repeated(client):
+    reply = client.get(f"/v1/models/{'a' * 20_000}", headers=bearer(OPEN_ALL))
+    assert (reply.status_code, len(reply.content) < 1000) == (431, True)
+
+
 def test_the_rate_counts_every_route(made_runs):
     slow = Keys(KeyFile([KeyEntry(OPEN_ALL, ["*"], rate=0.001)]))
     for path in ("/v1/models", "/v1/models/zero", "/v1/galleries", "/metrics"):

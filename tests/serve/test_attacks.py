@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -39,6 +40,8 @@ from dear.serve.decoding import Cost, Decoder, Decoding, Upload
 from dear.serve.decoding.decoder import Task
 from dear.serve.errors import Refused
 from dear.serve.keys import KeyEntry, KeyFile, Keys
+from dear.serve.requests import RequestReader
+from dear.serve.schemas import ClassifyOptions
 from dear.serve.settings import Limits
 from dear.serve.traffic import Traffic
 from hostile import broken_zips, empty_webp, encoded, many_scans, packed
@@ -743,6 +746,37 @@ def test_a_run_that_is_exchanged_under_load_is_never_refused(runs, tmp_path):
             assert any(best == pytest.approx(one, abs=1e-5) for one in expected)
         wait_for(lambda: client.get("/v1/models/zero").json()["method"] == "coop")
         assert ask(client, "zero") == pytest.approx(expected[1], abs=1e-5)
+
+
+def test_long_bodies_of_one_caller_leave_a_thread_for_another(monkeypatch):
+    """The first has at most two of four threads."""
+    reader, release = RequestReader(Decoding(32)), threading.Event()
+
+    def read(body, header, options):
+        if body[:1] == b"a":
+            assert release.wait(30)
+        return body[:1]
+
+    monkeypatch.setattr(reader, "_read_json", read)
+
+    class Post:
+        headers: ClassVar = {"content-type": "application/json"}
+
+        def __init__(self, letter: bytes) -> None:
+            self.letter = letter
+
+        async def stream(self):
+            yield self.letter * 100_000
+
+    async def go():
+        first = [asyncio.create_task(reader.read(Post(b"a"), ClassifyOptions, "one")) for _ in range(6)]
+        await asyncio.sleep(0.05)
+        assert await asyncio.wait_for(reader.read(Post(b"b"), ClassifyOptions, "two"), 20) == b"b"
+        release.set()
+        assert await asyncio.gather(*first) == [b"a"] * 6
+
+    asyncio.run(go())
+    reader.close()
 
 
 def test_limits_bound_the_bytes_that_requests_hold(runs):

@@ -96,10 +96,13 @@ def test_one_image_for_several_adapters(shared, made_runs):
         assert refused.status_code == status, refused.text
 
 
-def test_models_come_in_pages(shared):
+@pytest.mark.parametrize(("most_bytes", "longest"), [(2**17, 4), (1, 1)])
+def test_models_come_in_pages(shared, monkeypatch, most_bytes, longest):
+    monkeypatch.setattr("dear.serve.routes._PAGE_BYTES", most_bytes)
     names, after = [], ""
     for _ in range(10):
         page = shared.get("/v1/models", params={"limit": 4, "after": after}).json()
+        assert 1 <= len(page["data"]) <= longest
         names += [card["id"] for card in page["data"]]
         after = names[-1]
         if not page["has_more"]:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,9 +16,10 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from dear.errors import DearError
+from dear.serve.docs_page import docs_page
 from dear.serve.errors import Refused
 from dear.serve.middleware import LOG, RequestMiddleware, response_of
-from dear.serve.routes import serving_routes
+from dear.serve.routes import openapi_schema, serving_routes
 from dear.serve.service import Service
 
 _CLOSE_SECONDS = 2.0  # for what remains when the server has answered or given up all requests
@@ -39,7 +41,9 @@ def make_app(service: Service, start_decoders: bool = False) -> Starlette:
     handlers: dict[Any, Any] = {Refused: _refused, DearError: _failed, HTTPException: _http_error}
     app = Starlette(routes=serving_routes(), lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False
+    schema = openapi_schema()
     app.state.service = service
+    app.state.openapi, app.state.docs = msgspec.json.encode(schema), docs_page(schema).encode()
     paths = {route.endpoint: route.path for route in app.routes if isinstance(route, Route)}
     app.add_middleware(RequestMiddleware, metrics=service.metrics, traffic=service.traffic, paths=paths)
     return app

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -23,7 +22,6 @@ from dear import __version__
 from dear.runs.answer import Answer
 from dear.serve.archive import check_run_name
 from dear.serve.decoding import Upload
-from dear.serve.docs_page import docs_page
 from dear.serve.errors import Refused
 from dear.serve.galleries import search_by
 from dear.serve.keys import MANAGEMENT, Caller
@@ -68,30 +66,13 @@ _LIMIT = {
 _AFTER = {"name": "after", "in": "query", "schema": {"type": "string"}}
 
 
-@dataclass(frozen=True)
-class Call:
-    """A request of an identified caller."""
-
-    service: Service
-    caller: Caller
-
-    async def read_images(self, request: Request, options: type[O]) -> tuple[list[Upload], O]:
-        """Images and options of a request about an adapter that exists."""
-        if "name" in request.path_params:
-            self.service.store.card(request.path_params["name"])  # before the body is read
-        uploads, values = await self.service.reader.read(request, options, self.caller.name)
-        if not uploads:
-            raise Refused(400, "the request has no image; send at least one")
-        return uploads, values
-
-
 def service_of(request: Request) -> Service:
     """The service of an application."""
     return cast(Service, request.app.state.service)
 
 
-def identify(request: Request) -> Call:
-    """Who sends a request; refused if its key has no access to the adapter of the path."""
+def identify(request: Request) -> tuple[Service, Caller]:
+    """The service, and who sends a request; refused if the key has no access to the adapter of the path."""
     service = service_of(request)
     caller = service.keys.caller(request.headers.get("authorization"), _client(request))
     state = request.scope["state"]
@@ -99,7 +80,19 @@ def identify(request: Request) -> Call:
     service.traffic.count(caller)
     if "name" in request.path_params:
         _require_access(caller, request.path_params["name"])
-    return Call(service, caller)
+    return service, caller
+
+
+async def read_images(
+    request: Request, service: Service, caller: Caller, options: type[O]
+) -> tuple[list[Upload], O]:
+    """Images and options of a request about an adapter that exists."""
+    if "name" in request.path_params:
+        service.store.card(request.path_params["name"])  # before the body is read
+    uploads, values = await service.reader.read(request, options, caller.name)
+    if not uploads:
+        raise Refused(400, "the request has no image; send at least one")
+    return uploads, values
 
 
 def manage(request: Request) -> Service:
@@ -131,25 +124,25 @@ def _require_access(caller: Caller, model: str) -> None:
 )
 async def classify(request: Request) -> Response:
     """Classes of images, most probable first."""
-    call, name = identify(request), request.path_params["name"]
+    service, caller = identify(request)
     explain = request.query_params.get("explain")
     if explain not in (None, "roles"):
         raise Refused(400, f"explain must be 'roles', got {explain[:80]!r}")
-    with call.service.traffic.request(call.caller):
-        uploads, options = await call.read_images(request, ClassifyOptions)
-        async with call.service.time_limit():
-            images = await call.service.decoder.decode(uploads, call.caller.name)
-            adapter, bodies = await _classify(call, name, images, options, explain is not None)
+    with service.traffic.request(caller):
+        uploads, options = await read_images(request, service, caller, ClassifyOptions)
+        async with service.time_limit():
+            images = await service.decoder.decode(uploads, caller.name)
+            name = request.path_params["name"]
+            adapter, bodies = await _classify(service, caller, name, images, options, explain is not None)
     return _json(_reply(adapter, _per_image(uploads, bodies)))
 
 
 @router.post("/v1/classify", response_model=Compared, openapi_extra=request_body(CompareOptions))
 async def compare(request: Request) -> Response:
     """Classes of images by several adapters; every image is decoded once."""
-    call = identify(request)
-    service, caller = call.service, call.caller
+    service, caller = identify(request)
     with service.traffic.request(caller):
-        uploads, options = await call.read_images(request, CompareOptions)
+        uploads, options = await read_images(request, service, caller, CompareOptions)
         if not 1 <= len(options.models) <= MOST_MODELS or len(set(options.models)) < len(options.models):
             raise Refused(400, f"models must be 1 to {MOST_MODELS} different names of adapters")
         for name in options.models:
@@ -160,23 +153,29 @@ async def compare(request: Request) -> Response:
             results = [
                 _reply(adapter, _per_image(uploads, bodies))
                 for adapter, bodies in [
-                    await _classify(call, name, images, options, explain=False) for name in options.models
+                    await _classify(service, caller, name, images, options) for name in options.models
                 ]
             ]
     return _json({"results": results})
 
 
 async def _classify(
-    call: Call, name: str, images: Sequence[Image], options: ClassifyOptions, explain: bool
+    service: Service,
+    caller: Caller,
+    name: str,
+    images: Sequence[Image],
+    options: ClassifyOptions,
+    explain: bool = False,
 ) -> tuple[Adapter, list[dict[str, Any] | Refused]]:
     """The adapter and its answers, one per image."""
-    service, caller = call.service, call.caller.name
     adapter = await service.adapter(name)
     classes = requested_classes(options.classes, adapter.card.classes)
-    answerer = await service.on_classes(adapter, classes, caller)
+    answerer = await service.on_classes(adapter, classes, caller.name)
     share = REJECT_SHARE if options.reject else None
-    answers = await service.answers(images, adapter, answerer, options.top, share, options.certain, caller)
-    bars = await service.role_bars(images, answerer, caller) if explain else []
+    answers = await service.answers(
+        images, adapter, answerer, options.top, share, options.certain, caller.name
+    )
+    bars = await service.role_bars(images, answerer, caller.name) if explain else []
     best = [one.classes[0] for one in answers if not isinstance(one, Refused)]
     service.metrics.observe_answers(name, adapter.names, best)
     bodies = [one if isinstance(one, Refused) else _answer(one) for one in answers]
@@ -193,12 +192,11 @@ async def _classify(
 )
 async def retrieve(request: Request) -> Response:
     """Images of a stored gallery that are most like an image, per attribute."""
-    call, name = identify(request), request.path_params["name"]
-    service, caller = call.service, call.caller
+    service, caller = identify(request)
     with service.traffic.request(caller):
-        uploads, options = await call.read_images(request, RetrieveOptions)
+        uploads, options = await read_images(request, service, caller, RetrieveOptions)
         async with service.time_limit():
-            adapter = await service.adapter(name)
+            adapter = await service.adapter(request.path_params["name"])
             gallery = service.galleries.name_of(options.gallery)
             search = search_by(adapter, options.by, service.clip)
             images = await service.decoder.decode(uploads, caller.name)
@@ -211,8 +209,7 @@ async def retrieve(request: Request) -> Response:
 @router.post("/v1/embeddings", response_model=EmbeddingList, openapi_extra=request_body(EmbeddingsOptions))
 async def embeddings(request: Request) -> Response:
     """Unit features of images and texts under the frozen backbone, in OpenAI's form."""
-    call = identify(request)
-    service, caller = call.service, call.caller
+    service, caller = identify(request)
     with service.traffic.request(caller):
         uploads, options = await service.reader.read(request, EmbeddingsOptions, caller.name)
         is_image = [one.startswith("data:") for one in options.inputs]
@@ -280,12 +277,11 @@ def _base64(row: Tensor) -> str:
 @router.get("/v1/models", response_model=ModelList, openapi_extra={"parameters": [_LIMIT, _AFTER]})
 async def models(request: Request) -> Response:
     """Adapters that this key has access to, by name."""
-    call = identify(request)
+    service, caller = identify(request)
     limit, after = request.query_params.get("limit", "100"), request.query_params.get("after", "")
     if not re.fullmatch("[1-9][0-9]{0,2}|1000", limit):
         raise Refused(400, f"limit must be from 1 to 1000, got {limit[:80]!r}")
-    can_access = call.caller.can_access
-    cards = [card for card in call.service.store.cards() if card.name > after and can_access(card.name)]
+    cards = [card for card in service.store.cards() if card.name > after and caller.can_access(card.name)]
     page: list[bytes] = []
     size = 0
     for card in cards[: int(limit)]:
@@ -300,13 +296,15 @@ async def models(request: Request) -> Response:
 @router.get("/v1/models/{name}", response_model=ModelCard, openapi_extra={"parameters": [_NAME]})
 async def model(request: Request) -> Response:
     """One adapter."""
-    return _json_bytes(identify(request).service.store.card(request.path_params["name"]).body)
+    service, _ = identify(request)
+    return _json_bytes(service.store.card(request.path_params["name"]).body)
 
 
 @router.get("/v1/galleries", response_model=GalleryList)
 async def galleries(request: Request) -> Response:
     """Names of the stored galleries."""
-    return _json({"galleries": identify(request).service.galleries.names})
+    service, _ = identify(request)
+    return _json({"galleries": service.galleries.names})
 
 
 @router.post("/v1/models/{name}/load", response_model=ModelCard, openapi_extra={"parameters": [_NAME]})
@@ -383,7 +381,6 @@ async def metrics(request: Request) -> Response:
         caller = service.keys.any_caller(request.headers.get("authorization"), _client(request))
         service.traffic.count(caller)
         can_access = caller.can_access
-    service.update_gauges()
     return Response(service.metrics.text(can_access), media_type="text/plain; version=0.0.4")
 
 
@@ -391,29 +388,26 @@ async def metrics(request: Request) -> Response:
 async def docs(request: Request) -> HTMLResponse:
     """The routes, for people."""
     policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-    return HTMLResponse(_description(request)[1], headers=policy)
+    return HTMLResponse(request.app.state.docs, headers=policy)
 
 
 @router.get("/openapi.json", include_in_schema=False)
 async def openapi(request: Request) -> Response:
     """The routes, for programs."""
-    return _json_bytes(_description(request)[0])
+    return _json_bytes(request.app.state.openapi)
 
 
-def _description(request: Request) -> tuple[bytes, bytes]:
-    """The OpenAPI description and the page about it, encoded once."""
-    state = request.app.state
-    if not hasattr(state, "description"):
-        schema = get_openapi(title="dear", version=__version__, routes=router.routes)
-        bearer = {"type": "http", "scheme": "bearer", "description": "a key of the service"}
-        schema["components"]["securitySchemes"] = {"key": bearer}
-        schema["components"]["schemas"] |= request_schemas()
-        for path, methods in schema["paths"].items():
-            if not path.startswith("/health"):
-                for method in methods.values():
-                    method["security"] = [{"key": []}]
-        state.description = msgspec.json.encode(schema), docs_page(schema).encode()
-    return cast(tuple[bytes, bytes], state.description)
+def openapi_schema() -> dict[str, Any]:
+    """The OpenAPI description of all routes."""
+    schema: dict[str, Any] = get_openapi(title="dear", version=__version__, routes=router.routes)
+    bearer = {"type": "http", "scheme": "bearer", "description": "a key of the service"}
+    schema["components"]["securitySchemes"] = {"key": bearer}
+    schema["components"]["schemas"] |= request_schemas()
+    for path, methods in schema["paths"].items():
+        if not path.startswith("/health"):
+            for method in methods.values():
+                method["security"] = [{"key": []}]
+    return schema
 
 
 def serving_routes() -> list[Route]:

@@ -100,6 +100,9 @@ class Service:
             max(limits.images, queued // 2) if self.keys.has_multiple_callers else None,
             self.metrics.observe_batch,
         )
+        self.metrics.queued.set_function(lambda: self.batcher.queued)
+        self.metrics.adapters.set_function(lambda: len(self.store.cards()))
+        self.metrics.loaded.set_function(lambda: self.store.loaded)
         self.galleries = Galleries(galleries or {}, size, self.batcher.compute)
         self._loaders = ThreadPoolExecutor(4, thread_name_prefix="dear-serve-load")
         self._builders = ThreadPoolExecutor(1, thread_name_prefix="dear-serve-classes")
@@ -316,12 +319,6 @@ class Service:
         return cast(Tensor, logits)
 
     # -- operation --------------------------------------------------------------------------------
-
-    def update_gauges(self) -> None:
-        """Bring the gauges up to date."""
-        self.metrics.queued.set(self.batcher.queued)
-        self.metrics.adapters.set(len(self.store.cards()))
-        self.metrics.loaded.set(self.store.loaded)
 
     def close(self, seconds: float | None = None) -> None:
         """Answer what is queued, then stop all threads; what takes longer than `drain_seconds` is refused."""
