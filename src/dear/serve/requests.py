@@ -64,9 +64,11 @@ class RequestReader:
     def _read_json(self, body: bytes, content_type: str, kind: type[O]) -> tuple[list[Upload], O]:
         try:
             options = msgspec.json.decode(body, type=kind)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            too_long = "of length <=" in str(error)
-            raise Refused(413 if too_long else 400, f"the body must be valid JSON ({error})") from None
+        except msgspec.ValidationError as error:
+            status = 413 if "of length <=" in str(error) else 400
+            raise Refused(status, f"the body is not valid: {error}; see /docs") from None
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, f"the body must be valid JSON ({error})") from None
         check_options(len(options.images), options, self._limits)
         images = enumerate(options.images, 1)
         return self._uploads([(f"image {n}", _from_base64(n, text)) for n, text in images]), options
@@ -130,7 +132,7 @@ def options_of_fields(fields: dict[str, list[str]], kind: type[O]) -> O:
     try:
         return msgspec.convert(values, kind, strict=False)  # numbers are texts in a form
     except msgspec.ValidationError as error:
-        raise Refused(400, f"the form is not valid: {error}") from None
+        raise Refused(400, f"the form is not valid: {error}; see /docs") from None
 
 
 def _split_names(name: str, texts: list[str]) -> list[str]:
