@@ -463,8 +463,8 @@ def test_two_models_are_compared_on_the_same_images(tmp_path, monkeypatch):
     right = Model(model().with_classes(some.classes)).evaluate(some)
     frozen = Model(ZeroShot(backbone(), some.classes, template=some.template)).evaluate(some)
     now, then = right.answers[mode] == some.labels, frozen.answers["default"] == some.labels
-    assert f"answers {int((now & ~then).sum())} rightly" in html
-    assert f"{int((then & ~now).sum())} wrongly" in html
+    assert f"by the second model only: {int((now & ~then).sum())}" in html
+    assert f"by the first model only: {int((then & ~now).sum())}" in html
     assert f"{100 * frozen.accuracy['default']:.1f}" in html
     with pytest.raises(UsageError):
         compare_models(opened, names[0], names[0], "")

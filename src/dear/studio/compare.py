@@ -107,6 +107,7 @@ def _table(names: Sequence[str], evaluations: Sequence[Evaluation], modes: Seque
     for name, evaluation, used in zip(names, evaluations, modes, strict=True):
         for mode, accuracy in evaluation.accuracy.items():
             shown = name if mode == "default" else f"{name}, {mode}"
-            rows.append((f"{shown} (compared)" if mode == used else shown, percent(accuracy)))
-            marks.append("best" if mode == used else "")
+            compared = mode == used and len(evaluation.accuracy) > 1
+            rows.append((f"{shown} (compared)" if compared else shown, percent(accuracy)))
+            marks.append("best" if compared else "")
     return Table(("model", "accuracy"), tuple(rows), classes=tuple(marks))
