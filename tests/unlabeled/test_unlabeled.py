@@ -384,6 +384,17 @@ def test_the_next_images_are_unlabeled_and_of_clusters_without_labels() -> None:
         choose_next(features, 6, labels=labels)
 
 
+def test_the_first_images_cover_what_the_class_names_are_about() -> None:
+    """Images differ most by a nuisance of three values, and less by their class."""
+    generator = torch.Generator().manual_seed(0)
+    truth, nuisance = torch.arange(4).repeat(30), torch.randint(3, (120,), generator=generator)
+    axes = torch.eye(16)
+    noise = 0.02 * torch.randn(120, 16, generator=generator)
+    features = F.normalize(2 * axes[4 + nuisance] + 0.5 * axes[truth] + noise, dim=1)
+    assert set(truth[choose_next(features, 4, texts=50 * axes[:4])].tolist()) == {0, 1, 2, 3}
+    assert len(choose_next(features, 4, texts=50 * axes[:1])) == 4  # one class has no differences
+
+
 def test_the_forecast_follows_the_power_law() -> None:
     sizes = (25.0, 50.0, 100.0)
     errors = [0.4 * (size / 25) ** -0.5 for size in sizes]

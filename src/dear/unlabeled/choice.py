@@ -1,7 +1,7 @@
-"""Which images to label next: typical images of clusters first, then also those the probe is unsure of.
+"""Which images to label next: centers of clusters first, then also images that the probe is unsure of.
 
 Every prefix of the returned order is itself a good choice: clusters are computed at sizes that double, and
-each size adds the most typical image of the largest clusters that have no chosen or labeled image yet
+each size adds the most central image of the largest clusters that have no chosen or labeled image yet
 (after TypiClust, Hacohen et al., ICML 2022).
 """
 
@@ -50,7 +50,7 @@ def choose_typical(
         count: images to choose; fewer are returned where the others are labeled, excluded or duplicates.
         labeled: bool [n]: images that have a label already, which cover their clusters; None: none.
         classes: clusters of the first size; the next sizes are twice, four times, … as many.
-        scores: how useful each image is within its cluster [n]; None: its `typicality`.
+        scores: how useful each image is within its cluster [n]; None: its cosine with the cluster's center.
         exclude: bool [n]: images that are never chosen (foreign, skipped); None: none.
         appearance: centered unit features [n, E'] by which duplicates are found; None: `unit_features`. In a
             space of few dimensions different images agree closely.
@@ -71,7 +71,6 @@ def choose_typical(
         torch.zeros(images, dtype=torch.bool, device=device) if labeled is None else labeled.clone()
     )
     excluded = covered_images.clone() if exclude is None else covered_images | exclude
-    values = typicality(unit_features) if scores is None else scores
     appearances = unit_features if appearance is None else appearance
     chosen: list[int] = []
     size = max(1, classes)
@@ -82,6 +81,7 @@ def choose_typical(
     while len(chosen) < count and not bool(excluded.all()):
         size = min(size, images)
         clusters = cluster_images(unit_features, size, seed)
+        values = center_cosines(unit_features, clusters) if scores is None else scores
         covered = set(clusters[covered_images].tolist())
         sizes = torch.bincount(clusters, minlength=size)
         for cluster in sizes.argsort(descending=True, stable=True).tolist():
@@ -110,7 +110,8 @@ def choose_next(
 ) -> Tensor:
     """Rows of the images to label next, the most useful first.
 
-    Without labels these are typical images of clusters. With labels, the clusters that have no label are
+    Without labels these are the centers of clusters, in the span of the texts where classes have names: in the
+    whole feature, images cluster by whatever differs most. With labels, the clusters that have no label are
     visited, in the space where neighbors agree with the probe, and in each the image with the largest product
     of uncertainty (1 - margin) and typicality is chosen.
 
@@ -128,13 +129,16 @@ def choose_next(
     centered = features - features.mean(dim=0)
     unit = appearance = F.normalize(centered, dim=1)
     classes = FIRST_CLUSTERS if texts is None else len(texts)
+    basis = features[:0] if texts is None else text_span(texts)
     if labels is None or not bool((labels != UNLABELED).any()):
-        return choose_typical(unit, count, classes=classes, exclude=exclude, seed=seed)
+        if len(basis):
+            unit = F.normalize(centered @ basis.T, dim=1)
+        return choose_typical(unit, count, classes=classes, exclude=exclude, appearance=appearance, seed=seed)
     if texts is None:
         raise InputError("choose_next needs texts [C, E] where images are labeled, got None")
     fit = fit_semi_supervised_probe(features, labels, texts)
     if fit.space == "text":
-        unit = F.normalize(centered @ text_span(texts).T, dim=1)
+        unit = F.normalize(centered @ basis.T, dim=1)
     typical = typicality(unit)
     unsure = 1 - margins(fit.probe.logits(features).softmax(dim=1))
     return choose_typical(
@@ -172,6 +176,17 @@ def cluster_images(unit_features: Tensor, clusters: int, seed: int = 0) -> Tenso
             for part in unit_features.split(8192)
         ]
     )
+
+
+def center_cosines(unit_features: Tensor, clusters: Tensor) -> Tensor:
+    """Cosine [n] of each image with the mean of its cluster [n].
+
+    >>> center_cosines(F.normalize(torch.tensor([[1.0, 1], [1, 0], [1, -1]]), dim=1), torch.zeros(3).long())[1]
+    tensor(1.)
+    """
+    centers = unit_features.new_zeros(int(clusters.max()) + 1, unit_features.shape[1])
+    centers.index_add_(0, clusters, unit_features)
+    return (unit_features * F.normalize(centers, dim=1)[clusters]).sum(dim=1)
 
 
 def margins(probabilities: Tensor) -> Tensor:
