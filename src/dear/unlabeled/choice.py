@@ -110,7 +110,7 @@ def choose_next(
 ) -> Tensor:
     """Rows of the images to label next, the most useful first.
 
-    Without labels these are the centers of clusters, in the span of the texts where classes have names: in the
+    Without labels these are centers of clusters, in the span of the texts where classes have names: in the
     whole feature, images cluster by whatever differs most. With labels, the clusters that have no label are
     visited, in the space where neighbors agree with the probe, and in each the image with the largest product
     of uncertainty (1 - margin) and typicality is chosen.
@@ -181,7 +181,8 @@ def cluster_images(unit_features: Tensor, clusters: int, seed: int = 0) -> Tenso
 def center_cosines(unit_features: Tensor, clusters: Tensor) -> Tensor:
     """Cosine [n] of each image with the mean of its cluster [n].
 
-    >>> center_cosines(F.normalize(torch.tensor([[1.0, 1], [1, 0], [1, -1]]), dim=1), torch.zeros(3).long())[1]
+    >>> unit_features = F.normalize(torch.tensor([[1.0, 1], [1, 0], [1, -1]]), dim=1)
+    >>> center_cosines(unit_features, torch.zeros(3).long())[1]
     tensor(1.)
     """
     centers = unit_features.new_zeros(int(clusters.max()) + 1, unit_features.shape[1])
