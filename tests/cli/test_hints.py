@@ -35,5 +35,6 @@ def test_the_hint_of_a_cause_is_told() -> None:
     error = RunError("run/config.json: cannot be used")
     error.__cause__ = DearError("the run is not complete", hint="resume")
     assert sentence(error) == "run/config.json: cannot be used; continue with --resume"
+    assert sentence(error, {"--data", "--out"}) == "run/config.json: cannot be used"  # without --resume
     assert sentence(DearError("plain")) == "plain"
     assert sentence(DearError("unknown key", hint="no such key")) == "unknown key"

@@ -115,11 +115,11 @@ retrieve run --query photos/red/0.png --gallery empty | empty:
 retrieve run --query photos/red/0.png --gallery photos --attribute smell | 'smell'
 roles show note.txt | note.txt
 roles discover | dominant & --images
-roles discover --rule table2 --images photos | table2 & --images
-roles discover --rule table2 --value 0.5 | --value
+roles discover --rule table2 --images photos | table2 & images
+roles discover --rule table2 --value 0.5 | table2 & value
 roles discover --images photos --sentences nowhere | 'nowhere'
-roles discover --images photos --layers nine | --layers nine
-roles discover --images photos --layers 12-9 | --layers 12-9
+roles discover --images photos --layers nine | layers & 'nine'
+roles discover --images photos --layers 12-9 | layers & '12-9'
 roles discover --images photos --layers 20-22 | 20 & 1 to 12
 roles discover --images photos --rule tabel2 | 'tabel2' & dominant
 roles discover --images photos --rule dominant --value 2 | tau & 2.0
@@ -143,7 +143,37 @@ export run --onnx m.onnx --classes "," | --classes
 data check Imagnet | Imagnet & ImageNet
 studio --port 99999 | port & 99999 & 65535
 studio --max-upload-mb 0 | max_upload_mb & 0
-pretrain --out p --steps 0 | --steps 0
+pretrain --out p --steps 0 | --steps & 0
+predict run photos/red --csv empty | empty: & file
+predict run photos/red --csv note.txt/a.csv | note.txt/a.csv & note.txt
+explain run photos/red/0.png --out empty | empty: & file
+explain run photos/red/0.png --out note.txt/why.html | note.txt/why.html
+audit --data photos --out empty | empty: & file
+audit run --mode quick | 'quick' & fused, decoupled
+audit run --shots -1 | shots & -1
+drift run nowhere | nowhere & no such
+drift run photos --out empty | empty: & file
+report run --out note.txt/page.html | note.txt/page.html
+retrieve run --query nowhere.png --gallery photos | nowhere.png: & no such image
+retrieve run --query photos/red/0.png --gallery photos --out note.txt | note.txt: & folder
+retrieve run --query photos/red/0.png --gallery broken | broken/red/x.jpg
+repair run --without location --out run | run: & finished
+export run --onnx empty | empty: & file
+export run --onnx note.txt/m.onnx | note.txt/m.onnx
+bundle run note.txt/run.zip | note.txt/run.zip
+adapt --data photos --out x --log paper:x | 'paper:x' & tensorboard
+bench base-to-novel --datasets photos --methods zeroshot --out note.txt | note.txt: & folder
+bench base-to-novel --datasets photos --methods zeroshot --out g --log paper:x | 'paper:x' & tensorboard
+bench base-to-novel --datasets photos --methods zeroshot --out g --template photos | photos & DATASET=TEMPLATE
+roles discover --images photos --out empty | empty: & file
+roles report table2 --out empty | empty: & file
+label next photos --classes a,b --out empty | empty: & file
+label start nowhere --classes a,b --out labels.csv | nowhere
+label start photos --classes a,b --out note.txt/labels.csv | note.txt/labels.csv
+data check photos --backbone mini --out note.txt/s.csv | note.txt/s.csv
+demo --data photos --backbone mini --out note.txt | note.txt: & folder
+mini --images 0 | --images
+speed --classes 1 | classes & 1
 frobnicate | 'frobnicate'
 """
 USES = [tuple(line.rsplit(" | ", 1)) for line in WRONG.strip().splitlines()]

@@ -17,6 +17,7 @@ from dear.data.open import BENCHMARKS
 from dear.errors import DiskError, UsageError
 from dear.tasks import adapt as adapting
 from dear.tasks.adapt import adapt
+from dear.tasks.choose import choose
 from dear.tasks.evaluate import evaluate
 from dear.tasks.retrieve import gallery_of, retrieve
 
@@ -117,3 +118,12 @@ def test_classes_from_a_file(tmp_path: Path) -> None:
     assert read_class_list(None, tmp_path / "names.txt") == ["tabby cat", "red fox, or so"]
     assert read_class_list("a, b", None) == ["a", "b"]
     assert read_class_list(None, None) is None
+
+
+def test_choose_trains_the_recommended_method_with_the_same_texts() -> None:
+    images = Colors(classes=2)
+    texts = {name: [f"{name} on a plate."] for name in images.classes}
+    settings = {"backbone": CLIP, "methods": "zeroshot", "texts": texts, "adapt": True, "minutes": 5}
+    run = choose(images, **settings).run
+    assert run is not None
+    assert {name: list(some) for name, some in run.method.prompts.texts.sentences.items()} == texts

@@ -16,7 +16,7 @@ from torch import Tensor
 import dear
 import dear.shortcuts.plan
 import dear.train.setup.prepare as setup
-from dear.bench.cells import written_out
+from dear.bench.cells import resolve_defaults
 from dear.clip import Clip
 from dear.errors import UsageError
 from dear.methods import METHODS
@@ -50,7 +50,7 @@ def guide() -> Iterator[None]:
 def test_a_method_that_sets_its_cut_in_build_trains_on_random_views(mini: Clip) -> None:
     job = prepare(Spec(method="head-scale", **DATA), clip=mini)
     assert job.recipe.augment
-    assert "augment" not in written_out(Spec(method="head-scale", **DATA)).recipe  # `prepare` decides
+    assert "augment" not in resolve_defaults(Spec(method="head-scale", **DATA)).recipe  # `prepare` decides
     assert not prepare(Spec(method="taskres", **DATA), clip=mini).recipe.augment
 
 

@@ -25,8 +25,8 @@ from dear.utils.text import Strict
 class Cell(Strict, frozen=True, eq=False, dict=True):
     """One experiment: everything that its results depend on, and nothing else.
 
-    Where the data lie, on which device and by which engine it is computed is not part of it. Two cells are
-    equal when their keys are.
+    The place of the data, the device and the engine are not part of it. Two cells are equal when their keys
+    are.
 
     >>> one = Cell(protocol="base-to-novel", spec=Spec(method="zeroshot", data="world:textures", shots=16))
     >>> one.key == msgspec.convert(one.document(), Cell).key, one.stem
@@ -69,7 +69,7 @@ class Cell(Strict, frozen=True, eq=False, dict=True):
 
     @property
     def seed(self) -> int:
-        """Of the draw, of the start of learned tensors and of the order of batches."""
+        """Seed of the draw, of the initial learned tensors and of the order of batches."""
         return self.spec.seed
 
     @property
@@ -96,8 +96,8 @@ class Cell(Strict, frozen=True, eq=False, dict=True):
         return f"{self.method} on {self.dataset}{extra}, {self.shots or 'all'} shots, seed {self.seed}"
 
 
-def written_out(spec: Spec) -> Spec:
-    """A Spec with its options and its recipe in full, as `dear adapt` would train.
+def resolve_defaults(spec: Spec) -> Spec:
+    """A Spec with all options and the whole recipe, as `dear adapt` would train.
 
     What follows from the built method, the number of images or the processor stays open unless it is set.
     """
@@ -162,7 +162,7 @@ class Pool:
     labels: tuple[int, ...] | None = None  #: classes to train; None: all
 
     def draw(self, shots: int, seed: int, imported: str | None = None) -> ImageSet:
-        """So many images per class (0: all), or those of an imported draw."""
+        """`shots` images per class (0: all), or those of an imported draw."""
         if imported is not None:
             return self._of_labels(self.images.subset(read_draw(imported, self.images)))
         drawn = self._of_labels(self.images)
@@ -184,5 +184,5 @@ def draw_path(folder: str, dataset: str, shots: int, seed: int) -> str:
     safe = dataset.replace(":", "-").replace("/", "-").replace(os.sep, "-")
     path = os.path.join(folder, f"{safe}-{shots}shot-seed{seed}.jsonl")
     if not os.path.isfile(path):
-        raise RunError(f"{path}: the imported draw cannot be read (no such file)")
+        raise RunError(f"{path}: no such few-shot draw; draws needs a file per dataset, shots and seed")
     return path

@@ -70,7 +70,7 @@ class Local:
 
     def __init__(self, work: Work, workers: int = 1, retries: int = 1) -> None:
         if workers < 1:
-            raise UsageError(f"workers = {workers}: at least one is needed")
+            raise UsageError(f"workers must be at least 1, got {workers}")
         self.work, self.workers, self.retries = work, workers, retries
 
     def run(self, cells: Sequence[Cell], environment: Environment, report: Report) -> None:
@@ -81,7 +81,7 @@ class Local:
             return
         waiting = iter(cells)
         while lost := self._compute(waiting, environment, report, min(self.workers, len(cells) or 1)):
-            for cell in lost:  # one of them ended its process: alone, it is known which
+            for cell in lost:  # one of them killed its process; computed alone, it shows which
                 self._alone(cell, environment, report)
 
     def _compute(
@@ -141,7 +141,7 @@ class OnRay:
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Worker processes that end with this block, whatever they are doing."""
+    """Worker processes, which are terminated when this block ends."""
     before = set(mp.active_children())
     spawn = mp.get_context("spawn")  # forks may hang
     pool = ProcessPoolExecutor(workers, spawn, initializer=exit_with_parent)
@@ -158,7 +158,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Delay Ctrl-C until the end; processes started meanwhile do not receive it."""
+    """Delay Ctrl-C until this block ends; processes started in it never receive it."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -195,12 +195,12 @@ def make_engine(
 ) -> CellEngine:
     """An engine by name: "local" with a number of workers, "ray" with an address and a cell's share."""
     if name == "local":
-        for option, value in (("an address", address), ("a share of GPUs", gpus)):
+        for option, value in (("address", address), ("gpus", gpus)):
             if value is not None:
-                raise UsageError(f"{option} belongs to the engine ray", hint="engine")
+                raise UsageError(f"{option} is for the engine ray, got {value!r}", hint="engine")
         return Local(work, 1 if workers is None else workers)
     if name == "ray":
         if workers is not None:
-            raise UsageError("a number of workers belongs to the engine local; Ray has its own")
+            raise UsageError("workers is for the engine local; the engine ray uses those of its cluster")
         return OnRay(work, address, cpus, gpus or 0)
-    raise UsageError(f"no engine is called {name!r}; choose local or ray")
+    raise UsageError(f"engine must be local or ray, got {name!r}")

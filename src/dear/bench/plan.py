@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dear.bench.ablations import Study, Variant
-from dear.bench.cells import Cell, Data, draw_path, written_out
+from dear.bench.cells import Cell, Data, draw_path, resolve_defaults
 from dear.bench.protocols import Protocol
 from dear.bench.protocols.base_to_novel import BaseToNovel
 from dear.bench.protocols.few_shot import FewShot
@@ -41,7 +41,7 @@ def find_protocol(name: str) -> Protocol:
 
 @dataclass(frozen=True)
 class Request:
-    """What a grid is to compute."""
+    """The methods, datasets, seeds and settings of a grid."""
 
     backbone: str  #: name, for people
     identity: str  #: of the backbone, see `Clip.identity`
@@ -81,14 +81,14 @@ class Request:
                 )
             check_template(template)
         if "seed" in self.recipe:
-            raise UsageError("the recipe's seed is the cell's: name seeds, not a seed of the recipe")
+            raise UsageError("the recipe must not contain a seed; use seeds, one cell each")
 
 
 def plan(protocol: str, request: Request) -> list[Cell]:
     """The cells of a protocol, in the order in which tables show them."""
     chosen = find_protocol(protocol)
     if not request.methods or not request.seeds:
-        raise UsageError("name at least one method and one seed")
+        raise UsageError("a grid needs at least one method and one seed")
     request.check(request.methods)
     shots = chosen.shots if request.shots is None else tuple(request.shots)
     methods = [_method(name) for name in request.methods]
@@ -105,7 +105,7 @@ def plan_study(study: Study, request: Request) -> list[tuple[Variant, list[Cell]
     kind = find_method(study.method)
     shots = chosen.shots if request.shots is None else tuple(request.shots)
     if len(shots) > 1:
-        raise UsageError(f"a study compares its variants at one number of shots; got {len(shots)}")
+        raise UsageError(f"a study needs one number of shots, got {', '.join(map(str, shots))}")
     planner = _Planner(chosen, request)
     return [(variant, planner.cells([(kind, variant)], shots)) for variant in study.variants]
 
@@ -170,28 +170,28 @@ class _Planner:
         )
         return Cell(
             protocol=self.protocol.name,
-            spec=written_out(spec),
+            spec=resolve_defaults(spec),
             setting=extra,
             roles=how,
             tested=self._testing(data),
         )
 
     def _roles(self, how: str) -> str:
-        """The hash of a role map made from the given one."""
+        """The hash of the role map of a cell: the grid's, changed as `how` says."""
         if self.request.roles is None:
             raise RoleError(
-                f"{self.request.backbone} needs a role map for this: compute one with discover_roles",
+                f"a method needs a role map of {self.request.backbone}; compute one with discover_roles",
                 hint="roles",
             )
         return roles_digest(derive_roles(self.request.roles, how) if how else self.request.roles)
 
     def _training(self, data: Data, shots: int) -> dict[str, Any]:
-        """What a Spec says of the training images; nothing where they cannot be opened here."""
+        """The fields of a Spec about the training images; none where they cannot be opened here."""
         imported = None
         if self.request.draws is not None:
             if not shots:
                 raise UsageError(
-                    "imported few-shot draws have no effect where all images are taken (0 shots)"
+                    "draws has no effect with 0 shots, which take all images; leave one of them out"
                 )
             imported = draw_path(self.request.draws, data.dataset, shots, data.seed)
         key = digest([asdict(data), shots])

@@ -87,7 +87,8 @@ class Session:
         start = starting_roles(self.clip, self.environment.roles_file)
         if start is None:
             raise RoleError(
-                f"{self.clip.name} needs a role map: compute one with discover_roles", hint="roles"
+                f"a method needs a role map of {self.clip.name}; compute one with discover_roles",
+                hint="roles",
             )
         roles = derive_roles(start, self.cell.roles) if self.cell.roles else start
         if roles_digest(roles) != wanted:

@@ -70,7 +70,7 @@ def read_cell(path: str | os.PathLike[str]) -> tuple[Cell, Mapping[str, Any]]:
     document = check(raw, Document, source, WHAT, error=RunError)
     cell = document.cell
     if cell.key != document.key:
-        raise RunError(f"{source}: was changed by hand: its key does not fit its configuration")
+        raise RunError(f"{source}: the key does not fit the configuration; the file was changed by hand")
     if cell.protocol in PROTOCOLS:
         _check_columns(cell, document.result, source)
     return cell, raw["result"]
@@ -127,7 +127,7 @@ class Grid:
             return None
         stored, result = read_cell(path)
         if stored.key != cell.key:
-            raise RunError(f"{path}: contains another configuration than its name states")
+            raise RunError(f"{path}: the configuration does not fit the name of the file")
         return result
 
     def store(self, outcome: Outcome) -> None:
@@ -177,19 +177,19 @@ class Grid:
         `watch` is called with (outcome, done, total); outcome is None for the first call.
         """
         summary, missing = Summary(), []
-        wanted = list(dict.fromkeys(cells))
-        for cell in wanted:
+        distinct = list(dict.fromkeys(cells))
+        for cell in distinct:
             try:
                 result = self.read(cell)
             except DearError as error:
-                summary.notices.append(f"{error}; it is computed again")
+                summary.notices.append(f"{error}; the cell is computed again")
                 result = None
             if result is None:
                 missing.append(cell)
             else:
                 summary.cached.append(cell)
         done = len(summary.cached)
-        watch(None, done, len(wanted))
+        watch(None, done, len(distinct))
 
         def report(outcome: Outcome) -> None:
             nonlocal done
@@ -199,7 +199,7 @@ class Grid:
                 summary.failed[outcome.cell] = str((outcome.error or {}).get("message", "unknown"))
             else:
                 summary.computed.append(outcome.cell)
-            watch(outcome, done, len(wanted))
+            watch(outcome, done, len(distinct))
 
         if missing:
             require_writable(self.folder / "cells")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from dear.bench.cells import Cell, written_out
+from dear.bench.cells import Cell, resolve_defaults
 from dear.bench.published import Number
 from dear.runs.spec import Spec
 from dear.utils.files import write_atomic
@@ -139,7 +139,7 @@ def preset_of(cell: Cell) -> str | None:
     if cell.method not in METHODS:
         return None
     for name in METHODS[cell.method].presets:
-        alone = written_out(Spec(method=cell.method, preset=name, seed=cell.seed))
+        alone = resolve_defaults(Spec(method=cell.method, preset=name, seed=cell.seed))
         if (alone.options, alone.recipe) == (cell.spec.options, cell.spec.recipe):
             return str(name)
     return None
@@ -171,7 +171,7 @@ def _differing(settings: Sequence[Configuration]) -> list[tuple[str, str]]:
 
 
 def shown_names(datasets: Iterable[str]) -> dict[str, str]:
-    """Names of datasets in tables: a path is shown by its last telling part if no other dataset has the same.
+    """Names of datasets in tables: a path by its last part where that is unique.
 
     >>> list(shown_names(["/data/pets/index.csv", "/data/birds", "EuroSAT"]).values())
     ['pets', 'birds', 'EuroSAT']

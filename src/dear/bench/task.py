@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from dear.errors import Interrupted, UsageError
 from dear.methods import find_method
 from dear.runs.recipe import parse_recipe
 from dear.train.trackers import Tracker
-from dear.utils.files import PathLike
+from dear.utils.files import PathLike, check_output
 from dear.utils.pairs import parse_pairs, split_names
 from dear.utils.progress import Progress, silent
 
@@ -139,6 +139,8 @@ def run(
         >>> run("base-to-novel", "grid", datasets=["world:textures"]).to_frame()    # doctest: +SKIP
     """
     find_protocol(protocol)
+    check_output(out, folder=True)
+    tracker = None if log is None else Tracker(log)
     environment = _environment(backbone, roles, device, data_root, draws, threads)
     preset, values = parse_recipe(recipe)
     names = _with_preset(_names(methods), preset)
@@ -154,7 +156,7 @@ def run(
     )
     environment = replace(environment, adapters=str((Path(out) / "adapters").resolve()))
     cells = plan(protocol, request)
-    grid, summary = _compute(Path(out), cells, environment, cell_engine, protocol, log, progress)
+    grid, summary = _compute(Path(out), cells, environment, cell_engine, protocol, tracker, progress)
     failed = {cell.title: message for cell, message in summary.failed.items()}
     return Results(grid, summary, tuple(write_protocol(grid, protocol, cells, command, failed)))
 
@@ -212,6 +214,7 @@ def ablate(
     Example:
         >>> ablate("masks", datasets=["world:textures"]).to_frame()    # doctest: +SKIP
     """
+    check_output(out, folder=True)
     names = list(STUDIES) if study == "all" else _names(study)
     methods = [find_study(name).method for name in names]
     preset, values = parse_recipe(recipe)
@@ -332,10 +335,10 @@ def _request(
     )
 
 
-def _template_pairs(texts: Iterable[str]) -> list[tuple[str, str]]:
+def _template_pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
     pairs = [text.partition("=") for text in texts]
     if not all(name and value for name, _, value in pairs):
-        raise UsageError("template: expected DATASET=TEMPLATE")
+        raise UsageError(f"template: expected DATASET=TEMPLATE, got {', '.join(texts)}")
     return [(name, value) for name, _, value in pairs]
 
 
@@ -353,7 +356,7 @@ def _compute(
     environment: Environment,
     engine: CellEngine,
     title: str,
-    log: str | None,
+    tracker: Tracker | None,
     progress: Progress,
 ) -> tuple[Grid, Summary]:
     """Compute the grid; failures and notices are logged as they come."""
@@ -361,7 +364,6 @@ def _compute(
     for name in dict.fromkeys(names):  # missing data is reported now, and once
         check_data(name, environment.data_root)
     grid = Grid(out)
-    tracker = None if log is None else Tracker(log)
     finished = 0
 
     def watch(outcome: Outcome | None, done: int, total: int) -> None:

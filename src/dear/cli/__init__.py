@@ -68,7 +68,7 @@ def main() -> None:
         try:
             app()
         except DearError as error:
-            print(f"dear: {shown(sentence(error))}", file=sys.stderr)
+            print(f"dear: {shown(sentence(error, _options_of(app)))}", file=sys.stderr)
             sys.exit(error.status)
     except KeyboardInterrupt:  # during imports, or a second one
         print("dear: interrupted", file=sys.stderr)
@@ -109,6 +109,14 @@ def build_app(only: str | None = None, summary: bool = False) -> typer.Typer:
                 function = getattr(module, command)
                 app.command(command, cls=Command, **look)(_without_options(function) if summary else function)
     return app
+
+
+def _options_of(app: typer.Typer) -> set[str]:
+    """The options of the command that was called."""
+    command: Any = typer.main.get_command(app)
+    for word in sys.argv[1:]:
+        command = getattr(command, "commands", {}).get(word, command)
+    return {name for param in command.params for name in param.opts}
 
 
 def _without_options(function: Callable[..., None]) -> Callable[[], None]:

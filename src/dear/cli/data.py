@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -71,7 +70,7 @@ def check(
 
     `dear data check photos/ --backbone openai/clip-vit-base-patch16 --out suspects.csv`
     """
-    from dear.data.check import check_dataset
+    from dear.data.check import check_dataset, check_splits
     from dear.data.open import find_benchmark
 
     if out is not None and (backbone is None or out.suffix.lower() != ".csv"):
@@ -86,50 +85,12 @@ def check(
             echo(str(check))
         raise typer.Exit(0 if check.complete else 1)
     else:
-        _check_images(name, as_json)
-
-
-def _check_images(name: str, as_json: bool) -> None:
-    """Read every image, and count those of each class."""
-    from dear.data import open_data
-    from dear.data.check import check_images, class_counts, describe_balance
-    from dear.data.open import named_split
-    from dear.errors import DataError
-    from dear.images.names import other_paths
-
-    named = named_split(name)
-    sets = {split: open_data(name, split) for split in (("train", "test") if named is None else (named,))}
-    with suppress(DataError):  # there is none
-        val = open_data(name, "val")
-        if named is None and [*map(val.key, range(len(val)))] != [
-            *map(sets["test"].key, range(len(sets["test"])))
-        ]:
-            sets["val"] = val
-    counts = {split: class_counts(images) for split, images in sets.items()}
-    bad = [item.reason for images in sets.values() for item in check_images(images, "skip").unreadable]
-    others = other_paths(Path(name)) if Path(name).is_dir() else []
-    if as_json:
-        splits = {
-            split: {
-                "images": sum(per_class.values()),
-                "classes": len(per_class),
-                "fewest": min(per_class.values(), default=0),
-                "most": max(per_class.values(), default=0),
-                "per_class": per_class,
-            }
-            for split, per_class in counts.items()
-        }
-        print_json({"data": name, "splits": splits, "unreadable": bad, "not_images": others})
-    else:
-        for split, per_class in counts.items():
-            unused = "; not used by training" if split == "val" else ""
-            echo(f"{split}: {describe_balance(per_class)}{unused}")
-        for item in bad:
-            echo(f"unreadable: {item}")
-        if others:
-            more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-            echo(f"not used, because the name is not that of an image: {', '.join(others[:5])}{more}")
-    raise typer.Exit(1 if bad else 0)
+        splits = check_splits(name)
+        if as_json:
+            print_json(splits.report())
+        else:
+            echo(str(splits))
+        raise typer.Exit(1 if splits.unreadable else 0)
 
 
 def _check_labels(
@@ -145,9 +106,11 @@ def _check_labels(
     from dear.clip.factory import load
     from dear.tasks.labeling.answers import AnswerFile
     from dear.tasks.labeling.check import check_labels, open_all
+    from dear.utils.files import check_output
 
     if checked is not None and not checked.is_file():
-        raise UsageError(f"--checked {checked}: there is no such table of labels")
+        raise UsageError(f"--checked {checked}: no such table of labels")
+    check_output(out)
     images = open_all(name, root)[0]
     fine = AnswerFile(checked).read().checked if checked is not None else ()
     clip = load(backbone, device=device)
@@ -165,18 +128,7 @@ def _check_labels(
     if len(result.suspects) > 20:
         echo(f"  and {len(result.suspects) - 20} more; --out suspects.csv lists them all")
     if result.suspects and not result.several and not name.startswith("world:"):
-        words = [
-            "dear",
-            "label",
-            "start",
-            name,
-            "--data",
-            name,
-            "--backbone",
-            backbone,
-            "--out",
-            "labels.csv",
-        ]
-        say(f"Correct them on the labeling page: {shlex.join(words)}")
+        command = shlex.join(["label", "start", name, "--data", name, "--backbone", backbone])
+        say(f"Correct them on the labeling page: dear {command} --out labels.csv")
     if out is not None:
         say(f"{out}: written")

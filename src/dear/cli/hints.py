@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+
 from dear.errors import DearError
 
 HINTS: dict[str, str] = {
@@ -28,6 +31,7 @@ HINTS: dict[str, str] = {
     "report-data": "name them with --data",
     "resume": "continue with --resume",
     "roles": "`dear roles discover` writes one; give it with --roles",
+    "role-images": "name them with --images, or add --from weights",
     "rule": "--rule table2 takes the paper's map",
     "targets": "datasets to test on are named with --targets",
     "unreadable": "--unreadable skip leaves them out",
@@ -35,10 +39,11 @@ HINTS: dict[str, str] = {
 """The remedy for each hint key that the library's errors carry."""
 
 
-def sentence(error: DearError) -> str:
+def sentence(error: DearError, options: Collection[str] | None = None) -> str:
     """An error as the command line prints it: its own sentence, then the option that helps.
 
-    The hint of the error itself counts, else that of the error which caused it.
+    The hint of the error itself counts, else that of the error which caused it. A remedy by an option that is
+    not among the `options` of the command is left out.
 
     >>> sentence(DearError("run: holds a run that was not completed", hint="resume"))
     'run: holds a run that was not completed; continue with --resume'
@@ -46,8 +51,10 @@ def sentence(error: DearError) -> str:
     text = str(error)
     cause: BaseException | None = error
     while cause is not None:
-        hint = getattr(cause, "hint", None)
-        if hint in HINTS:
-            return f"{text}; {HINTS[hint]}"
+        remedy = HINTS.get(getattr(cause, "hint", None) or "")
+        if remedy is not None:
+            named = re.findall(r"--[a-z-]+", re.sub("`.*?`", "", remedy))
+            fits = options is None or set(named) <= set(options)
+            return f"{text}; {remedy}" if fits else text
         cause = cause.__cause__
     return text

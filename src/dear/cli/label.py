@@ -57,19 +57,16 @@ def label_next(
 
     `dear label next pool/ --data photos/ --count 20 --out next.csv --tasks tasks.json`
     """
-    from dear.tasks.labeling import choose, exchange
+    from dear.tasks.labeling.choose import label_next as choose_next
 
     names = opt.read_class_list(classes, classes_file)
     with stages() as progress:
-        chosen = choose.label_next(
+        chosen = choose_next(
             pool, count=count, data=data, data_root=data_root, classes=names, run=run, backbone=backbone,
-            device=opt.device_named(device), template=template, progress=progress,
+            device=opt.device_named(device), template=template, out=out, tasks=tasks, progress=progress,
         )  # fmt: skip
     for reason in chosen.unreadable:
         say(f"skipped: {reason}")
-    choose.write_choices(chosen, out)
-    if tasks is not None:
-        exchange.write_tasks(chosen, tasks)
     if as_json:
         print_json({"images": len(chosen.choices), "out": str(out), "classes": list(chosen.classes)})
         return

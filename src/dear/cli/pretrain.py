@@ -16,7 +16,7 @@ def pretrain(
     out: Annotated[Path, Option("--out", "-o", help="Folder for the checkpoint (Hugging Face layout).")],
     steps: Annotated[int | None, Option(help="Training steps; the recipe's if left out.")] = None,
     batch: Annotated[int | None, Option(help="Images per step.")] = None,
-    seed: Annotated[int, Option(help="Of weights, images and captions.")] = 1,
+    seed: Annotated[int, Option(help="Seed of weights, images and captions.")] = 1,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -39,7 +39,7 @@ def pretrain(
 
     for name, number in (("--steps", steps), ("--batch", batch)):
         if number is not None and number < 1:
-            raise UsageError(f"{name} {number}: at least one is needed")
+            raise UsageError(f"{name} must be at least 1, got {number}")
     recipe = replace(PretrainRecipe(), seed=seed)
     if steps is not None:
         recipe = replace(recipe, steps=steps, warmup=min(recipe.warmup, max(1, steps // 3)))
@@ -63,7 +63,7 @@ def mini(
     backbone: Annotated[
         str, Option("--backbone", "-b", help="A backbone trained on the attribute world.")
     ] = "mini",
-    number: Annotated[int, Option("--images", help="Images per factor.")] = 4000,
+    number: Annotated[int, Option("--images", min=1, help="Images per factor.")] = 4000,
     truth: Annotated[
         Path | None, Option(help="Also write what explains each head's variance to this file.")
     ] = None,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dear.errors import Interrupted
 from dear.utils.progress import Progress
 from dear.utils.text import duration, shown, unprintable
 
@@ -188,12 +187,3 @@ class ProgressLines:
         self._next[stage] = now + self.NEXT
         seconds = (now - began) / (done - first) * (total - done)
         say(f"{stage}: {done} of {total} ({done / total:.1%}), about {duration(seconds)} left")
-
-
-@contextmanager
-def stoppable(more: Callable[[], str]) -> Iterator[None]:
-    """Work that Ctrl-C may stop; `more` says how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted(f"interrupted{more()}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,11 +18,9 @@ from dear.cli.options import (
     Unreadable,
     device_named,
 )
-from dear.cli.printing import echo, print_json, print_table, say, stages, stoppable
-from dear.errors import DearError, UsageError
+from dear.cli.printing import echo, print_json, print_table, say, stages
 
 if TYPE_CHECKING:
-    from dear.clip.model import Clip
     from dear.heads.roles import RoleMap
 
 group = typer.Typer(no_args_is_help=True, help="What each attention head does: discover, show, report.")
@@ -82,47 +79,28 @@ def discover(
 
     `dear roles discover --backbone openai/clip-vit-base-patch16 --images photos/ --rule quantile`
     """
-    from dear.clip.factory import load
-    from dear.data.open import default_split, open_data
-    from dear.heads.discover import discover_roles
-    from dear.heads.known_roles import TABLE2, read_roles
-    from dear.heads.moments import resume_path
-    from dear.heads.sentences import DEFAULT
+    from dear.tasks.roles.task import discover as discover_map
 
-    if rule == TABLE2:
-        _refuse_unused(
-            images=images, value=value, layers=layers, corpus=corpus, phrases=phrases, sentences=sentences
+    with stages() as progress:
+        role_map = discover_map(
+            images,
+            out,
+            backbone=backbone,
+            data_root=data_root,
+            split=split,
+            source=source,
+            rule=rule,
+            value=value,
+            layers=layers,
+            corpus=corpus,
+            phrases=phrases,
+            concepts=concepts,
+            sentences=sentences,
+            batch=batch,
+            unreadable=unreadable,
+            device=device_named(device),
+            progress=progress,
         )
-        role_map = read_roles(TABLE2)
-    elif images is None and source == "images":
-        raise UsageError(
-            f"the rule {rule} judges heads by images: name some with --images, or add --from weights"
-        )
-    else:
-        image_set = None
-        if images is not None:
-            image_set = open_data(images, split or default_split(images, "train"), root=data_root)
-        clip = load(backbone, device=device_named(device))
-        partial = resume_path(out)
-        more = "; the same command continues"
-        with stages() as progress, stoppable(lambda: more if partial.exists() else ""):
-            role_map = discover_roles(
-                clip,
-                image_set,
-                source=source,
-                rule=rule,
-                value=value,
-                layers=_layers(layers),
-                corpus=corpus,
-                phrases=phrases,
-                concepts=concepts,
-                batch_size=batch,
-                unreadable=unreadable,
-                sentences=sentences or DEFAULT,
-                progress=progress,
-                keep=partial,
-            )
-    role_map.save(out)
     say(f"{out}: {len(role_map)} heads, {_counts(role_map)}")
     _print_quality(role_map)
 
@@ -187,48 +165,25 @@ def report(
 
     Example: `dear roles report roles.json --images world:mixed --out page.html`
     """
-    from dear.data.open import default_split, open_data
-    from dear.heads.known_roles import read_roles
-    from dear.tasks.roles.evidence import measure_heads
-    from dear.tasks.roles.page import write_roles_page
+    from dear.tasks.roles.task import report as write_page
 
-    roles = read_roles(file)
-    clip = image_set = None
-    if images is not None:
-        image_set = open_data(images, default_split(images, "test"), root=data_root)
-        clip = _load(backbone, roles, file, device_named(device))
     with stages() as progress:
-        evidence = measure_heads(
-            roles, clip, image_set, limit=limit, allow_other=allow_other_roles, progress=progress
+        page = write_page(
+            file,
+            out,
+            images=images,
+            backbone=backbone,
+            data_root=data_root,
+            limit=limit,
+            allow_other_roles=allow_other_roles,
+            device=device_named(device),
+            progress=progress,
         )
-    name = shlex.quote(backbone or roles.weights() or "BACKBONE")
-    adapt = f"dear adapt --data photos/ --backbone {name} --roles {file} --out run"
-    again = f"dear roles report {file} --backbone {name} --images photos/ --out {out}"
-    steps = {
-        "Adapt the backbone to your own images with this map:": adapt,
-        "Measure what its kinds of heads are worth on a labeled set:": again,
-    }
-    write_roles_page(roles, out, evidence, steps)
-    say(f"{out}: written")
-
-
-def _load(backbone: str | None, roles: RoleMap, file: Path, device: str) -> Clip:
-    """The backbone that was named, or the one that the map was made on."""
-    from dear.clip.factory import load
-
-    if backbone is not None:
-        return load(backbone, device=device)
-    if not roles.backbone:
-        raise UsageError(f"{file}: names no backbone", hint="backbone")
-    try:
-        return load(roles.weights(), device=device)
-    except DearError:
-        place = roles.location or roles.backbone
-        raise UsageError(f"{file}: its backbone {place!r} cannot be loaded", hint="backbone") from None
+    say(f"{page}: written")
 
 
 def _print_quality(roles: RoleMap) -> None:
-    """How steady a map is that was just found."""
+    """The stability of a new map, and warnings about it."""
     from dear.heads.stability import warnings_about
 
     stability = roles.evidence.get("stability")
@@ -245,13 +200,6 @@ def _print_quality(roles: RoleMap) -> None:
         )
     for sentence in warnings_about(roles) if roles.evidence else []:
         say(f"notice: {sentence}")
-
-
-def _refuse_unused(**options: object) -> None:
-    """Options that the paper's fixed map would leave without effect."""
-    name = next((name for name, value in options.items() if value is not None), None)
-    if name is not None:
-        raise UsageError(f"--rule table2 is the paper's own map and takes no --{name}; leave it out")
 
 
 def _table(roles: RoleMap, phrases: int) -> None:
@@ -280,20 +228,3 @@ def _table(roles: RoleMap, phrases: int) -> None:
 
 def _counts(roles: RoleMap) -> str:
     return ", ".join(f"{number} {kind}" for kind, number in roles.counts().items())
-
-
-def _layers(text: str | None) -> list[int] | None:
-    """`9-12` or `9,11` as numbers."""
-    if text is None:
-        return None
-    result: list[int] = []
-    try:
-        for part in text.split(","):
-            first, _, last = part.partition("-")
-            numbers = range(int(first), int(last or first) + 1)
-            if not 0 < len(numbers) <= 1000:
-                raise ValueError
-            result += numbers
-    except ValueError:
-        raise UsageError(f"--layers {text}: write layers as 9-12 or 9,11") from None
-    return result

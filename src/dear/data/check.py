@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from torch import Tensor
 
 from dear.data.images import ImageSet, Wrapped, natural_key
 from dear.data.layouts import Benchmark
-from dear.data.open import BENCHMARKS, find_benchmark, list_benchmark
+from dear.data.open import BENCHMARKS, find_benchmark, list_benchmark, named_split, open_data
 from dear.errors import DataError, InputError, UsageError
+from dear.images.names import other_paths
 from dear.images.views import Size, side_of, threaded
 
 _SHOWN = 20
@@ -142,6 +144,67 @@ class DatasetCheck:
         if not self.complete:
             lines += ["where the field gets it:", *(f"  {place}" for place in self.source)]
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class SplitCheck:
+    """What a folder, a table or a world task contains: images per class, and files that cannot be used."""
+
+    name: str
+    counts: dict[str, dict[str, int]]  #: by split, images of each class; `val` only where it is separate
+    unreadable: tuple[str, ...]  #: why images cannot be read
+    not_images: tuple[str, ...]  #: files of a folder whose names are not those of images
+
+    def report(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        splits = {
+            split: {
+                "images": sum(counts.values()),
+                "classes": len(counts),
+                "fewest": min(counts.values(), default=0),
+                "most": max(counts.values(), default=0),
+                "per_class": counts,
+            }
+            for split, counts in self.counts.items()
+        }
+        unusable = {"unreadable": list(self.unreadable), "not_images": list(self.not_images)}
+        return {"data": self.name, "splits": splits, **unusable}
+
+    def __str__(self) -> str:
+        lines = []
+        for split, counts in self.counts.items():
+            unused = "; not used by training" if split == "val" else ""
+            lines.append(f"{split}: {describe_balance(counts)}{unused}")
+        lines += [f"unreadable: {reason}" for reason in self.unreadable]
+        if self.not_images:
+            more = f" and {len(self.not_images) - 5} more" if len(self.not_images) > 5 else ""
+            names = ", ".join(self.not_images[:5])
+            lines.append(f"not used, because the name is not that of an image: {names}{more}")
+        return "\n".join(lines)
+
+
+def check_splits(name: str) -> SplitCheck:
+    """Read every image of a folder, a table or a world task, and count those of each class.
+
+    Raises:
+        DataError: it cannot be opened.
+    """
+    split = named_split(name)
+    sets = {each: open_data(name, each) for each in (("train", "test") if split is None else (split,))}
+    with suppress(DataError):  # there is none
+        val = open_data(name, "val")
+        if split is None and _keys(val) != _keys(sets["test"]):
+            sets["val"] = val
+    return SplitCheck(
+        name,
+        {each: class_counts(images) for each, images in sets.items()},
+        tuple(item.reason for images in sets.values() for item in check_images(images, "skip").unreadable),
+        tuple(other_paths(Path(name))) if Path(name).is_dir() else (),
+    )
+
+
+def _keys(images: ImageSet) -> list[str]:
+    return [images.key(index) for index in range(len(images))]
 
 
 def check_dataset(name: str, root: str | os.PathLike[str]) -> DatasetCheck:

@@ -21,7 +21,7 @@ from dear.runs.class_lists import resolve_classes, split_class_list
 from dear.runs.images import run_images
 from dear.runs.model import Model, Run
 from dear.tasks.load import load_model
-from dear.utils.files import PathLike
+from dear.utils.files import PathLike, check_output
 from dear.utils.progress import Progress
 
 _MEASURED = 1000  # images that the loss of accuracy is measured on at most
@@ -99,7 +99,7 @@ def export_run(
         True
     """
     if (onnx is None) == (merged is None):
-        raise UsageError("name what to write: onnx (a file) or merged (a folder)")
+        raise UsageError("export writes either onnx (a file) or merged (a folder); name one of them")
     if merged is not None and (classes is not None or encoder_only):
         raise UsageError("a plain CLIP has no classes: leave out classes and encoder_only")
     if merged is not None and precision != "float32":
@@ -107,6 +107,8 @@ def export_run(
     if precision == "float32" and data is not None:
         raise UsageError("data: a file in float32 loses no accuracy, so nothing is measured; leave it out")
     check_precision(precision, encoder_only, max_loss)
+    check_output(onnx)
+    check_output(merged, folder=True)
     names = split_class_list(classes) if isinstance(classes, str) else classes
     model = load_model(run, backbone, "cpu")
     if merged is not None:

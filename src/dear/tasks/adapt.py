@@ -25,7 +25,7 @@ from dear.tasks.evaluate import held_out_accuracy, open_held_out
 from dear.train.fit import fit
 from dear.train.setup.estimate import estimate
 from dear.train.setup.prepare import Job, check_held_out, open_training, prepare
-from dear.train.trackers import logged
+from dear.train.trackers import Tracker, logged
 from dear.utils.files import PathLike
 from dear.utils.pairs import parse_pairs
 from dear.utils.progress import Progress
@@ -139,7 +139,7 @@ def adapt(
     if roles is not None and not isinstance(roles, RoleMap):
         _check_roles_used(method, without, focus)
     if without is None and (examples is not None or way != "auto"):
-        raise UsageError("way and examples describe how a concept is removed; name it with without")
+        raise UsageError("way and examples need without, the concept or property to remove")
     removal = None if not without else Without.of(without, way, examples)
     preset, values = parse_recipe(recipe, epochs=epochs, batch=batch)
     spec = Spec().changed(
@@ -167,6 +167,8 @@ def adapt(
     )
     if out is not None:
         check_folder(out, resume)
+    if log is not None:
+        Tracker(log)  # a tool that is missing is refused before the images are read
     if not isinstance(data, ImageSet):
         held_out = open_held_out(data, data_root, margin)
     if held_out is not None:

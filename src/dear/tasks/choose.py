@@ -215,7 +215,7 @@ def choose(
     if not (minutes > 0 and math.isfinite(minutes)):
         raise UsageError(f"minutes must be a positive number, got {minutes}")
     if out is not None and not adapt:
-        raise UsageError("out is the run folder of adapt; set adapt, or leave out out")
+        raise UsageError("out is the run folder that adapt writes; set adapt, or leave out `out`")
     if out is not None:
         check_folder(out, resume=False)
     if is_frame(data):
@@ -281,6 +281,7 @@ def choose(
         unreadable=unreadable,
         data_root=data_root,
         template=template,
+        texts=texts,
         progress=progress,
     )
     return replace(choice, run=model)

@@ -22,13 +22,14 @@ from dear.calibration.reference import Reference
 from dear.data.duplicates import find_file_duplicates
 from dear.data.folds import Places, equal_rows
 from dear.data.inputs import is_frame
-from dear.errors import UsageError
+from dear.errors import InputError, UsageError
 from dear.images.names import find_images
 from dear.images.open import open_image
 from dear.report.page import Table, Thumbnail, percent, render, thumbnail
 from dear.runs.images import training_images
 from dear.runs.model import Model
-from dear.utils.files import PathLike, write_atomic
+from dear.tasks.load import load_model
+from dear.utils.files import PathLike, check_output, write_atomic
 from dear.utils.progress import Progress
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def drift(
     """Compare new images with the training images of a run; labels are not needed.
 
     Args:
-        run: run folder or model.
+        run: run folder, archive, `hf://owner/name`, or model.
         images: a folder; files, folders or patterns; or a frame with a column `path`: at least ten images.
         backbone: for a run whose backbone moved.
         out: where to write a page; None: nowhere.
@@ -149,15 +150,20 @@ def drift(
 
     Raises:
         UsageError: there are fewer than ten images, or the run does not name its training images.
+        InputError: a file does not exist.
 
     Example:
         >>> drift("run", ["photos-of-this-week/"]).drifted      # doctest: +SKIP
         False
     """
-    model = Model.of(run, backbone, device)
+    check_output(out)
+    model = load_model(run, backbone, device)
     names: Any = images["path"] if is_frame(images) else images  # type: ignore[index, call-overload]
     names = [names] if isinstance(names, str | os.PathLike) else names
     files = find_images([os.fspath(each) for each in names])
+    missing = next((file for file in files if not os.path.exists(file)), None)
+    if missing is not None:
+        raise InputError(f"{missing}: no such image or folder")
     if len(files) < MIN_IMAGES:
         raise UsageError(f"drift needs at least {MIN_IMAGES} images, got {len(files)}")
     reference = reference_of(model, progress)

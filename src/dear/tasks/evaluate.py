@@ -12,7 +12,6 @@ from torch import Tensor
 
 from dear.calibration.scales import Threshold
 from dear.calibration.temperature import auroc
-from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
 from dear.data import halves
 from dear.data.duplicates import find_duplicates
@@ -31,7 +30,7 @@ from dear.runs.folder import add_metrics
 from dear.runs.model import Model, Run
 from dear.runs.predictions import Predictions
 from dear.shortcuts.without import Without, remove
-from dear.tasks.load import load_model
+from dear.tasks.load import load_backbone, load_model
 from dear.tasks.predict import predict
 from dear.tasks.retrieve import gallery_of
 from dear.utils.files import PathLike
@@ -181,9 +180,9 @@ def zeroshot(
     if half not in ("all", "base", "novel"):
         raise UsageError(f"half must be all, base or novel, got {half!r}")
     if not without and roles is not None:
-        raise UsageError("roles are for removal by heads; name the concept with without")
+        raise UsageError("roles needs without, the concept to remove by heads")
     if not without and (examples is not None or way != "auto"):
-        raise UsageError("way and examples describe how a concept is removed; name it with without")
+        raise UsageError("way and examples need without, the concept or property to remove")
     if classes is not None and (without or half != "all"):
         raise UsageError("without and half are for a labeled set; leave them out, or leave out classes")
     removal = Without.of(without, way, examples) if without else None
@@ -193,7 +192,7 @@ def zeroshot(
         combine_classes(names, ())
         prompt = template or TEMPLATE
         class_texts = _class_texts(listed, names, prompt)
-        clip = _load(backbone, device)
+        clip = load_backbone(backbone, device)
         method = build_method("zeroshot", clip, names, template=prompt, texts=class_texts, ensemble=ensemble)
         return predict(method, data, top=top, unreadable=unreadable, progress=progress)
     if isinstance(data, ImageSet):
@@ -206,7 +205,7 @@ def zeroshot(
         images = images.select_classes(halves(images.classes)[half == "novel"])
     prompt = template or images.template
     class_texts = _class_texts(listed or getattr(images, "texts", None), images.classes, prompt)
-    clip = _load(backbone, device)
+    clip = load_backbone(backbone, device)
     if removal is not None:
         if isinstance(data, ImageSet):
             raise UsageError("without is measured on a training split; name a folder, a table or a benchmark")
@@ -231,10 +230,6 @@ def _class_texts(
     texts: Mapping[str, Sequence[str]] | None, classes: Sequence[str], template: str
 ) -> ClassTexts:
     return ClassTexts(resolve_texts(texts, classes, template) if texts else {})
-
-
-def _load(backbone: PathLike | Clip, device: str) -> Clip:
-    return backbone if isinstance(backbone, Clip) else load(backbone, device=pick_device(device))
 
 
 @dataclass(frozen=True)

@@ -74,3 +74,10 @@ def load_model(
     if isinstance(run, str | os.PathLike):
         run = local_run(run)
     return Model.of(run, backbone, device)
+
+
+def load_backbone(backbone: str | os.PathLike[str] | Clip | None, device: str = "auto") -> Clip:
+    """A loaded backbone as it is, or what `dear.clip.factory.load` takes; None: `mini`."""
+    if isinstance(backbone, Clip):
+        return backbone
+    return factory.load("mini" if backbone is None else backbone, device=factory.pick_device(device))

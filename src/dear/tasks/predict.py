@@ -93,11 +93,16 @@ def predict(
         >>> predictions.to_frame()                             # doctest: +SKIP
     """
     _check_options(top, unreadable)
+    if csv is not None or jsonl is not None:
+        from dear.utils.files import check_output
+
+        check_output(csv)
+        check_output(jsonl)
     share = share_of_rejected(reject or None, reject_share)
     if together and not isinstance(run, Exported):
-        from dear.tasks.load import load_model as load_together
+        from dear.tasks.load import load_model
 
-        run = load_together(run, backbone, device)
+        run = load_model(run, backbone, device)
         if run.method.several:
             raise UsageError("together: needs one label per image, but this run has several; leave it out")
     if together and (classes is not None or template is not None or isinstance(run, Exported)):

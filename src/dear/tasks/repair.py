@@ -17,7 +17,7 @@ from dear.data.open import open_data
 from dear.errors import RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.report.page import Table, percent, render
-from dear.runs.folder import load_run, read_config
+from dear.runs.folder import check_folder, load_run, read_config
 from dear.runs.images import run_images
 from dear.runs.model import Model, frozen_features
 from dear.runs.spec import Spec
@@ -27,6 +27,7 @@ from dear.shortcuts.plan import EditPlan
 from dear.shortcuts.removal import Repair, combine, remove_heads
 from dear.shortcuts.without import Removal, Without, role_map
 from dear.tasks.audit.photos import label_predictor
+from dear.tasks.share.transfer import local_run
 from dear.train.fit import fit
 from dear.train.setup.estimate import estimate
 from dear.train.setup.prepare import Job, prepare
@@ -254,7 +255,7 @@ def repair(
     """Train a run again, on the same images in the same way, with concepts or image properties removed.
 
     Args:
-        run: the run folder.
+        run: run folder, archive, or `hf://owner/name`.
         without: what to remove; None: nothing, the run is trained again as it was.
         out: folder of the new run; None keeps it in memory.
         way: how to remove it; "auto" chooses on the training images.
@@ -275,6 +276,9 @@ def repair(
         >>> repair("run", "location", "repaired").verdict           # doctest: +SKIP
     """
     removal = None if without is None else Without.of(without, way, examples)
+    if out is not None:
+        check_folder(out, resume=False)
+    run = local_run(run)
     old = load_run(run, backbone, pick_device(device))
     spec, plain = read_config(run), old.clip.corrected(None)
     if spec.several:

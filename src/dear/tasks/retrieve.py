@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
-from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
 from dear.data.batches import ImageLike, image_set, name_of, over_batches, pixels_for
 from dear.data.images import ImageSet, ListedImages, is_utf8
@@ -36,9 +35,10 @@ from dear.methods.base import Method
 from dear.methods.dear import DeAR
 from dear.methods.tensors import unit
 from dear.runs.feature_cache import FeatureCache, learned_digest
-from dear.runs.model import Model, Run
+from dear.runs.model import Run
 from dear.shortcuts.without import role_map
-from dear.utils.files import PathLike, write_atomic
+from dear.tasks.load import load_backbone, load_model
+from dear.utils.files import PathLike, check_output, write_atomic
 from dear.utils.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -198,7 +198,8 @@ def retrieve(
     """Images of a gallery that are most similar to a query in one attribute, or in each: `dear retrieve`.
 
     Args:
-        run: run folder, method or model; None: the heads of `backbone` are searched.
+        run: run folder, archive, `hf://owner/name`, method or model; None: the heads of `backbone` are
+            searched.
         query: an image.
         gallery: a folder of images, or what `open_data` takes (its test split), or an image set.
         by: "heads": the contributions of the heads with that role, the query itself is left out; "features":
@@ -228,14 +229,11 @@ def retrieve(
     if top < 1:
         raise UsageError(f"top must be at least 1, got {top}")
     if run is None and (by == "features" or backbone is None):
-        raise UsageError("name a run folder, or a backbone to search by heads with --backbone")
-    if run is None:
-        assert backbone is not None
-        method = None
-        clip = backbone if isinstance(backbone, Clip) else load(backbone, device=pick_device(device))
-    else:
-        method = Model.of(run, backbone, device).method
-        clip = method.clip
+        raise UsageError("retrieve needs a run, or a backbone to search by its heads", hint="backbone")
+    check_output(out, folder=True)
+    open_image(query)  # a query that cannot be read is refused before the gallery is
+    method = None if run is None else load_model(run, backbone, device).method
+    clip = load_backbone(backbone, device) if method is None else method.clip
     by_heads = by == "heads" or method is None or (by is None and has_attribute_heads(clip, roles))
     if method is None or by_heads:
         result = _by_heads(clip, query, gallery, roles, attribute, top, data_root, progress or silent)

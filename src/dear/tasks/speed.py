@@ -37,6 +37,7 @@ from dear.train.feed import Feed
 from dear.train.loop import Loop, StepParts, make_step
 from dear.utils.files import write_atomic
 from dear.utils.progress import Progress, silent
+from dear.utils.text import unknown_name
 
 _MANY = 10**6  # steps: no end comes into sight while they are timed
 
@@ -56,13 +57,13 @@ class SpeedOptions:
 
     def __post_init__(self) -> None:
         if self.shape not in ClipConfig.names():
-            raise UsageError(f"no shape is called {self.shape!r}; there are {', '.join(ClipConfig.names())}")
+            raise UsageError(unknown_name("shape", self.shape, ClipConfig.names()))
         find_method(self.method)
         least = {"classes": 2, "shots": 1, "batch": 1, "test_batch": 1, "images": 8}
         for name, number in least.items():
             value = getattr(self, name)
             if value is not None and value < number:
-                raise UsageError(f"{name} = {value}: give a number of at least {number}")
+                raise UsageError(f"{name} must be at least {number}, got {value}")
 
 
 def measure(
@@ -192,7 +193,7 @@ def _processor() -> str:
 
 
 def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add rows to a CSV file, which is made when it is not there and must have the same columns."""
+    """Add rows to a CSV file with the same columns; a new one is created."""
     if not rows:
         return
     old: list[dict[str, str]] = []
@@ -200,7 +201,7 @@ def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             if list(reader.fieldnames or []) != list(rows[0]):
-                raise DataError(f"{path} has other columns than these figures; name another file")
+                raise DataError(f"{path}: has other columns than these figures; choose another file")
             old = list(reader)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")

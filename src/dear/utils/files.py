@@ -115,6 +115,27 @@ def require_writable(folder: PathLike) -> None:
         raise DiskError(f"{folder}: cannot be written to ({error.strerror or error})") from error
 
 
+def check_output(path: PathLike | None, *, folder: bool = False) -> None:
+    """Check before long work that a file, or with `folder` a folder, can be written; nothing is created.
+
+    Raises:
+        UsageError: there is a folder in place of the file, or a file in place of the folder or a parent.
+        DiskError: the folder that exists is not writable.
+    """
+    if path is None:
+        return
+    target = Path(path)
+    if not folder and target.is_dir():
+        raise UsageError(f"{path}: is a folder; name a file to write")
+    parent = target if folder else target.parent
+    while not os.path.lexists(parent):
+        parent = parent.parent
+    if not parent.is_dir():
+        raise UsageError(f"{path}: cannot be written, because {parent} is not a folder; choose another place")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise DiskError(f"{path}: cannot be written, because the folder {parent} is not writable")
+
+
 def write_json(path: PathLike, value: Any, indent: int | None = 1) -> None:
     """Write `value` as UTF-8 JSON with a final newline; NaN and infinity are refused."""
     write_atomic(path, json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n")

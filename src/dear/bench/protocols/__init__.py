@@ -39,15 +39,17 @@ class Protocol(ABC):
     title: str  #: heading of its table
     shots: ClassVar[tuple[int, ...]] = (16,)  #: images per class where the user names none; 0 takes all
     setting: ClassVar[type[Setting]] = Setting  #: schema of `Cell.setting`
-    shots_are_columns: ClassVar[bool] = False  #: whether its table tells the numbers of shots apart by itself
+    shots_are_columns: ClassVar[bool] = False  #: whether its table has a column per number of shots
     tests_by_seed: ClassVar[bool] = False  #: whether the images tested on depend on the seed
 
     def settings(self, request: Request) -> list[tuple[str, dict[str, Any]]]:
         """The plan: each dataset to train on, with its settings."""
         if request.targets is not None:
-            raise UsageError(f"{self.name} takes no targets: it tests on the datasets it trains on")
+            raise UsageError(
+                f"targets has no effect in {self.name}, which tests on its datasets; leave it out"
+            )
         if not request.datasets:
-            raise UsageError(f"{self.name}: name the datasets", hint="datasets")
+            raise UsageError(f"{self.name} needs at least one dataset", hint="datasets")
         return [(dataset, {}) for dataset in request.datasets]
 
     def training(self, data: Data) -> Pool:

@@ -39,7 +39,7 @@ class BaseToNovel(Protocol):
         whole = data.open("train")
         base, novel = halves(range(len(whole.classes)))
         if not novel:
-            raise DataError(f"{whole.name}: has only {len(base)} class; base-to-novel needs two or more")
+            raise DataError(f"{whole.name}: base-to-novel needs at least 2 classes, got {len(base)}")
         return Pool(whole, base)
 
     def run(self, session: Session) -> dict[str, Any]:

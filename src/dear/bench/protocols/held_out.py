@@ -125,7 +125,9 @@ def domains_of(images: ImageSet) -> tuple[str, ...]:
     """Names of a dataset's domains, sorted."""
     names = tuple(sorted(set(images.domains or ())))
     if len(names) < 2:
-        raise DataError(f"{images.name}: has no domains to leave one out of; give a dataset with domains")
+        raise DataError(
+            f"{images.name}: leaving one domain out needs two domains, got {len(names)}; add domains"
+        )
     return names
 
 

@@ -46,7 +46,7 @@ class Transfer(Protocol):
         if len(request.datasets) > 1:
             names = ", ".join(request.datasets)
             raise UsageError(
-                f"{self.name} trains on one dataset; got {names} (test on the others as targets)",
+                f"{self.name} trains on one dataset, got {names}",
                 hint="targets",
             )
         source = request.datasets[0] if request.datasets else SOURCE

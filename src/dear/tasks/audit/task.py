@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
 from dear.data.images import FileImages, ImageSet, ListedImages, targets_of
 from dear.data.open import HELD_OUT_SPLIT, open_data, open_folder
@@ -55,7 +54,8 @@ from dear.tasks.audit.labels import label_view, members, rest_texts, scored_labe
 from dear.tasks.audit.photos import ImageCheck, check_properties, edit_tests
 from dear.tasks.audit.reliance import HELD_OUT, INSIDE, HeldOutScores
 from dear.tasks.explain.explanation import label_or_not
-from dear.utils.files import PathLike
+from dear.tasks.load import load_backbone, load_model
+from dear.utils.files import PathLike, check_output
 from dear.utils.notices import note
 from dear.utils.progress import Progress, silent
 from dear.utils.text import fill_template
@@ -266,7 +266,7 @@ def audit(
     """Find shortcuts in a dataset, and those that a model relies on.
 
     Args:
-        run: run folder, model or method to test; None: the data alone.
+        run: run folder, archive, `hf://owner/name`, model or method to test; None: the data alone.
         data: what `open_data` takes, or an image set; None: the images that the run was trained on.
         concept: concepts to examine, by name or as "name: value, value"; empty: the known ones.
         examples: folders of images that show the values of a concept: one with a folder per value, or one
@@ -295,7 +295,12 @@ def audit(
     report = progress or silent
     concepts = tuple(find_concept(text) for text in ([concept] if isinstance(concept, str) else concept))
     folders = [examples] if isinstance(examples, str | os.PathLike) else list(examples)
-    model = None if run is None else Model.of(run, backbone, pick_device(device))
+    if shots < 0:
+        raise UsageError(f"shots must be at least 1, or 0 for all images, got {shots}")
+    check_output(out)
+    model = None if run is None else load_model(run, backbone, device)
+    if model is not None:
+        model.pick_mode(mode)
     images, tests = _open(model, data, split, data_root, template)
     held_out = tests if held_out is None else held_out
     if model is not None and model.method.several != (targets_of(images) is not None):
@@ -316,7 +321,7 @@ def audit(
             raise UsageError("concepts are measured with a backbone; name one", hint="backbone")
         result = _with_properties(Audit((), images, held_out=held_out), None, settings, report)
     else:
-        clip = _load_backbone(backbone, device) if model is None else model.clip
+        clip = load_backbone(backbone, device) if model is None else model.clip
         _estimate(clip, images, held_out, model)
         result = _audit_concepts(images, held_out, clip, model, settings, report)
     result = replace(result, run=_name(run), data=_name(data), backbone=_name(backbone))
@@ -500,12 +505,6 @@ def _open_examples(folders: Sequence[PathLike]) -> ImageSet | None:
     names = tuple(Path(folder).name or str(folder) for folder in folders)
     labels = torch.tensor([value for _, value in files])
     return ListedImages(tuple(path for path, _ in files), labels, names, name="examples")
-
-
-def _load_backbone(backbone: PathLike | Clip | None, device: str) -> Clip:
-    if isinstance(backbone, Clip):
-        return backbone
-    return load("mini" if backbone is None else backbone, device=pick_device(device))
 
 
 def _estimate(clip: Clip, images: ImageSet, held_out: ImageSet | None, model: Model | None) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
 from dear.data.images import ImageSet, even_subset
 from dear.data.open import open_data
@@ -25,6 +24,7 @@ from dear.tasks.evaluate import open_held_out
 from dear.tasks.explain.explanation import Explanations
 from dear.tasks.explain.page import section
 from dear.tasks.explain.task import explainer_of
+from dear.tasks.load import load_backbone
 from dear.tasks.roles.evidence import measure_heads
 from dear.tasks.roles.facts import specialization_notice
 from dear.tasks.roles.page import write_roles_page
@@ -32,7 +32,7 @@ from dear.tasks.run_report.examine import examine
 from dear.tasks.run_report.facts import RunFacts
 from dear.tasks.run_report.page import gallery, spread_rows
 from dear.train.setup.roles import roles_for
-from dear.utils.files import PathLike, write_atomic, write_json
+from dear.utils.files import PathLike, check_output, write_atomic, write_json
 
 METHODS = ("proker", "linear-probe")  #: seconds each; the second is decomposed exactly, so it is explained
 SHOTS, SEED = 16, 1
@@ -93,12 +93,13 @@ def photo_demo(
     Raises:
         DataError: no images are held out for testing.
     """
+    check_output(out, folder=True)
     folder, timed = Path(out), TimedParts()
     train, test = open_data(data, "train", root=root), open_held_out(data, root)
     if test is None:
         raise DataError(f"{data}: has no held-out images; the demo needs two images or more per class")
     test = even_subset(test, _TEST_IMAGES)
-    clip = backbone if isinstance(backbone, Clip) else load(backbone, device=pick_device(device))
+    clip = load_backbone(backbone, device)
     sizes = f"{len(train)} training and {len(test)} test images of {len(train.classes)} classes"
     progress(f"{train.name}: {sizes}")
 

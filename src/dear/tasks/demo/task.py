@@ -16,7 +16,7 @@ from dear.tasks.demo.page import shortcut_rows, write_demo_page
 from dear.tasks.demo.parts import QUICK, Size, TimedParts, adapt_task, focus_facts, shortcut_parts
 from dear.tasks.mini.measure import mini_roles
 from dear.tasks.run_report.facts import Compared
-from dear.utils.files import write_json
+from dear.utils.files import check_output, write_json
 
 Progress = Callable[[str], None]
 
@@ -27,6 +27,7 @@ def demo(out: str | Path, quick: bool = False, progress: Progress = print) -> De
     A second demo in the same folder uses the runs of the first. `quick` has one task and fewer images and
     epochs, to see that everything works; `progress` is called with lines for the reader.
     """
+    check_output(out, folder=True)
     folder, size, part = Path(out), QUICK if quick else Size(), TimedParts()
     end = "-quick" if quick else ""
     clip = load("mini")

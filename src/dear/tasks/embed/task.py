@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from dear.clip.factory import load, pick_device
+from dear.clip.factory import pick_device
 from dear.clip.gpu import Recorder
 from dear.clip.model import Clip
 from dear.clip.variant import matrix_dtype
@@ -27,7 +27,7 @@ from dear.runs.feature_cache import FeatureCache
 from dear.runs.model import Model
 from dear.tasks.embed.shards import Compute, ShardJob, run_shards
 from dear.tasks.embed.sources import open_source
-from dear.tasks.load import load_model
+from dear.tasks.load import load_backbone, load_model
 from dear.utils.files import PathLike
 from dear.utils.progress import Progress, silent
 
@@ -218,8 +218,7 @@ def embed(
 
     def make() -> tuple[dict[str, str], Compute]:  # also called in every process of the Ray engine
         if run is None:
-            name = "mini" if backbone is None else backbone
-            clip = name if isinstance(name, Clip) else load(name, device=device)
+            clip = load_backbone(backbone, device)
             question, compute = {"what": "features", "backbone": clip.identity}, embedder(clip)
         else:
             model = load_model(run, backbone, device)

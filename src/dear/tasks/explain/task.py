@@ -19,7 +19,8 @@ from dear.runs.model import Model, Run
 from dear.tasks.explain.dataset import SetExplanation, explain_set
 from dear.tasks.explain.explainer import Explainer, find_class
 from dear.tasks.explain.explanation import Explanations
-from dear.utils.files import PathLike
+from dear.tasks.load import load_model
+from dear.utils.files import PathLike, check_output
 from dear.utils.notices import note
 from dear.utils.progress import Progress
 
@@ -43,7 +44,7 @@ def explain(
     """Explain the answers of a run: `dear explain`.
 
     Args:
-        run: run folder, method or model.
+        run: run folder, archive, `hf://owner/name`, method or model.
         images: an image, a folder, a pattern or several of them; an image set. None: `data` is explained.
         answer: the class to explain; None: each image's answer, or each of its several labels.
         against: the class to compare with; None: the runner-up. A label of several is compared with its
@@ -79,7 +80,8 @@ def explain(
         raise UsageError("name images to explain, or a labeled set with data")
     if images is None and (answer or against):
         raise UsageError("answer and against are for single images; a set is explained by its answers")
-    model = Model.of(run, backbone, device)
+    check_output(out)
+    model = load_model(run, backbone, device)
     for name in (answer, against):
         if name is not None:
             find_class(model.classes, name)  # before any work

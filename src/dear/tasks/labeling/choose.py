@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
 from dear.data.check import find_unreadable
 from dear.data.images import TEMPLATE, ImageLike, ImageSet, require_one_label
@@ -22,6 +21,7 @@ from dear.data.unlabeled import open_unlabeled
 from dear.errors import DataError, InputError
 from dear.runs.feature_cache import FeatureCache
 from dear.runs.model import Model, Run
+from dear.tasks.load import load_backbone, load_model
 from dear.unlabeled import (
     UNLABELED,
     choose_next,
@@ -30,7 +30,7 @@ from dear.unlabeled import (
     margins,
     typicality,
 )
-from dear.utils.files import PathLike, write_atomic
+from dear.utils.files import PathLike, check_output, write_atomic
 from dear.utils.progress import Progress
 from dear.utils.text import fill_template
 
@@ -80,6 +80,8 @@ def label_next(
     backbone: PathLike | Clip = "mini",
     device: str = "auto",
     template: str | None = None,
+    out: PathLike | None = None,
+    tasks: PathLike | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> NextLabels:
@@ -99,6 +101,8 @@ def label_next(
         backbone: what `dear.load` takes, or a loaded backbone; a run has its own.
         device: "auto", "cpu", "cuda", …
         template: prompt with `{}`; None: that of the data, or "a photo of a {}.".
+        out: CSV file to write: path, an empty label to fill in, guess, confidence.
+        tasks: .json file to write Label Studio tasks with predictions to.
         seed: of the clusters.
         progress: called with (stage, done, total).
 
@@ -108,11 +112,10 @@ def label_next(
     """
     if count < 1:
         raise InputError(f"count must be at least 1, got {count}")
-    model = None if run is None else Model.of(run, None, device)
-    if model is not None:
-        clip = model.clip
-    else:
-        clip = backbone if isinstance(backbone, Clip) else load(backbone, device=pick_device(device))
+    check_output(out)
+    check_output(tasks)
+    model = None if run is None else load_model(run, None, device)
+    clip = load_backbone(backbone, device) if model is None else model.clip
     images, unreadable = open_readable(pool)
     labeled = None
     if data is not None and isinstance(data, ImageSet):
@@ -161,7 +164,14 @@ def label_next(
             continue
         confidence, best = guesses[row].max(dim=0)
         choices.append(Choice(images.key(row), names[int(best)], float(confidence)))
-    return NextLabels(tuple(choices), names, unreadable)
+    result = NextLabels(tuple(choices), names, unreadable)
+    if out is not None:
+        write_choices(result, out)
+    if tasks is not None:
+        from dear.tasks.labeling.exchange import write_tasks
+
+        write_tasks(result, tasks)
+    return result
 
 
 def open_readable(pool: PathLike | ImageSet | Sequence[ImageLike]) -> tuple[ImageSet, tuple[str, ...]]:

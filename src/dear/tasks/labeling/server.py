@@ -50,6 +50,8 @@ class LabelingServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, session: LabelingSession, host: str = "127.0.0.1", port: int = 0) -> None:
+        if not 0 <= port <= 65535:
+            raise UsageError(f"port must be 0 (a free one) to 65535, got {port}")
         self.session, self.token = session, secrets.token_urlsafe(16)
         try:
             super().__init__((host, port), _Handler)

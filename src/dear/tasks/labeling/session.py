@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.data.images import TEMPLATE, ImageSet, readable
+from dear.data.unlabeled import open_unlabeled
 from dear.errors import DataError, InputError
 from dear.runs.class_lists import find_twins
 from dear.runs.feature_cache import FeatureCache
@@ -28,7 +29,7 @@ from dear.tasks.labeling.check import open_all
 from dear.tasks.labeling.choose import counts_of, guess, open_readable, text_features
 from dear.train.label_check import LEAST_IMAGES, out_of_sample, rank_labels
 from dear.unlabeled import UNLABELED, Forecast, choose_next, draw_rows, forecast_gain, learning_curve
-from dear.utils.files import PathLike
+from dear.utils.files import PathLike, check_output
 from dear.utils.progress import Progress
 
 BATCH = 5  #: answers after which the probe is trained again
@@ -432,8 +433,10 @@ def start_session(
     Raises:
         DataError: the pool holds no readable image, or none that the data labels.
     """
+    check_output(out)
+    listed = open_unlabeled(pool)
     file = AnswerFile(out)
-    images, unreadable = open_readable(pool)
+    images, unreadable = open_readable(listed)
     if data is not None:
         every, splits = open_all(data)
         keys = [every.key(index) for index in range(len(every))]

@@ -14,7 +14,7 @@ from dear.tasks.run_report.examine import examine
 from dear.tasks.run_report.sets import examine_sets
 from dear.tasks.share.transfer import local_run
 from dear.train.label_check import label_sentence
-from dear.utils.files import PathLike
+from dear.utils.files import PathLike, check_output
 from dear.utils.progress import Progress, silent
 
 
@@ -56,6 +56,7 @@ def report_run(
     Example:
         >>> report_run("run", "page.html", data="photos/")    # doctest: +SKIP
     """
+    check_output(out)
     folder = local_run(run)
     config = read_config(folder)
     images = run_images(folder) if data is None else _open(data, data_root)

@@ -23,7 +23,7 @@ from dear.errors import DearError, RunError, UsageError, reason_of
 from dear.runs.folder import FILES, load_run, read_config, read_metrics
 from dear.tasks.share.card import model_card
 from dear.utils.digest import of_file
-from dear.utils.files import write_atomic
+from dear.utils.files import check_output, write_atomic
 from dear.utils.user_cache import cache_folder
 
 HUB = "hf://"
@@ -42,7 +42,7 @@ def push(
 
     Args:
         run: the run folder.
-        name: `owner/name` on the hub; made if it does not exist.
+        name: `owner/name` on the hub; created if it does not exist.
         private: visible to its owner only, where the repository is new.
         endpoint: another hub than `HF_ENDPOINT`.
 
@@ -74,7 +74,7 @@ def pull(name: str, out: str | os.PathLike[str] | None = None, *, endpoint: str 
     """
     name, revision = _hub_name(name.removeprefix(HUB))
     if out is not None and os.path.lexists(out):
-        raise RunError(f"{os.fspath(out)}: exists already; name a new folder")
+        raise RunError(f"{os.fspath(out)}: exists already; choose a new folder")
     from huggingface_hub import HfApi, snapshot_download
 
     with _hub_errors(f"{name}: could not be downloaded"):
@@ -103,7 +103,7 @@ def bundle(run: str | os.PathLike[str], out: str | os.PathLike[str], backbone: A
     """Write one archive with a run, its backbone and the versions it was made with.
 
     A machine with this package and no network can answer images with it. A backbone that comes with the
-    package is not put in.
+    package is left out.
 
     Args:
         run: the run folder.
@@ -112,7 +112,8 @@ def bundle(run: str | os.PathLike[str], out: str | os.PathLike[str], backbone: A
     """
     folder, target = Path(run), Path(out)
     if target.suffix.lower() != ".zip":
-        raise UsageError(f"{target}: name an archive that ends in .zip")
+        raise UsageError(f"the archive must end in .zip, got {target}")
+    check_output(target)
     files = _run_files(folder)
     config = read_config(folder)
     weights = config.weights() if backbone is None else backbone
@@ -178,7 +179,7 @@ def _unpack(path: Path, folder: Path) -> None:
                     len(name.parts) == 2 and name.parts[0] == BACKBONE and name.suffix in _BACKBONE_FILES
                 )
                 if not run_file and not weights:
-                    raise RunError(f"{path}: holds {info.filename[:80]!r}, which is no part of a bundle")
+                    raise RunError(f"{path}: contains {info.filename[:80]!r}, which is not part of a bundle")
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 remaining -= _copy(
@@ -231,7 +232,7 @@ def _versions() -> str:
 
 def _hub_name(text: str) -> tuple[str, str | None]:
     if not is_hub_name(text):
-        raise UsageError(f"{text!r}: name a repository of the hub as owner/name or owner/name@revision")
+        raise UsageError(f"a repository of the hub must be owner/name or owner/name@revision, got {text!r}")
     name, _, revision = text.partition("@")
     return name, revision or None
 
