@@ -45,7 +45,7 @@ from dear.methods import build_method
 from dear.runs.model import Model
 from dear.tasks.adapt import adapt
 from dear.tasks.explain.explainer import Explainer
-from dear.tasks.explain.parts import Trace, spread
+from dear.tasks.explain.parts import Trace, smooth
 from dear.tasks.mini.measure import PROMPTS
 from dear.world import factors as W
 from dear.world.shortcuts import KINDS
@@ -95,7 +95,7 @@ def exact(clip: Clip, pixels: Tensor, question: Tensor, groups: Mapping[str, Any
     patches = trace.parts(torch.eye(len(question))[None].double(), patches=True).patches
     assert patches is not None
     each = patches[0, :, 0]  # [B, L, H, S, S]
-    found = {"exact parts": spread(each.sum((1, 2))), "exact parts, not spread": each.sum((1, 2))}
+    found = {"exact parts": smooth(each.sum((1, 2))), "exact parts, not spread": each.sum((1, 2))}
     for name, heads in groups.items():
         found[f"exact parts, {name}"] = torch.stack([each[:, la - 1, h] for la, h in heads]).sum(0)
     return found
@@ -114,7 +114,7 @@ def rivals(clip: Clip, pixels: Tensor, question: Tensor, layers: range) -> Maps:
 def spread_too(maps: Maps) -> Maps:
     """Maps as they are and spread to neighbors, for methods that choose the better one."""
     return maps | {
-        f"{name}{' ' if ' @' in name else ' @'}spread": spread(each) for name, each in maps.items()
+        f"{name}{' ' if ' @' in name else ' @'}spread": smooth(each) for name, each in maps.items()
     }
 
 

@@ -129,7 +129,7 @@ def test_missing_ray_is_one_sentence(monkeypatch):
         ("slurm", {}, "local or ray"),
         ("local", {"address": "x"}, "engine ray"),
         ("local", {"gpus": 0.5}, "engine ray"),
-        ("local", {"workers": 0}, "one"),
+        ("local", {"workers": 0}, "workers.*0"),
         ("ray", {"workers": 2}, "engine local"),
     ],
 )

@@ -270,7 +270,7 @@ def test_real_cells_on_several_processes_agree_with_one(tmp_path, place, asked):
     [
         ("zero-shot", {}, UsageError, "zero-shot"),
         ("base-to-novel", {"methods": ["dera"]}, UsageError, "dera"),
-        ("base-to-novel", {"datasets": []}, UsageError, "datasets"),
+        ("base-to-novel", {"datasets": []}, UsageError, "dataset"),
         ("base-to-novel", {"targets": ["x"]}, UsageError, "targets"),
         ("base-to-novel", {"seeds": []}, UsageError, "seed"),
         ("cross-dataset", {"datasets": ["a", "b"]}, UsageError, "one dataset"),

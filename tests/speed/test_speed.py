@@ -80,10 +80,10 @@ def test_rows_are_added_and_other_columns_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"batch": -1}, "batch = -1"),
+        ({"batch": -1}, "batch.*-1"),
         ({"classes": 1}, "at least 2"),
-        ({"shots": 0}, "shots = 0"),
-        ({"images": 1}, "images = 1"),
+        ({"shots": 0}, "shots.*0"),
+        ({"images": 1}, "images.*1"),
         ({"shape": "ViT-X"}, "ViT-B-16"),
         ({"method": "dera"}, "dera"),
     ],

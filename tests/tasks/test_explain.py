@@ -28,7 +28,7 @@ from dear.tasks.explain.explainer import Explainer
 from dear.tasks.explain.explanation import FIXED, UNKNOWN
 from dear.tasks.explain.groups import head_groups
 from dear.tasks.explain.page import overlay, seen
-from dear.tasks.explain.parts import spread
+from dear.tasks.explain.parts import smooth
 from dear.tasks.explain.regions import where
 
 NAMES = ("dog", "cat", "bird", "fish", "turtle", "butterfly")
@@ -83,7 +83,7 @@ def test_maps_and_heads_are_parts_of_the_bars(explainer, explained) -> None:
     one = explained[0]
     assert one.maps[""].shape == (2, 8, 8)
     groups = sum(one.maps[name] for name in explainer.groups.heads)
-    torch.testing.assert_close(spread(groups), one.maps[""], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(smooth(groups), one.maps[""], atol=1e-5, rtol=1e-4)
     assert {head.group for head in one.heads} <= set(explainer.groups.heads)
     differences = [abs(head.answer - head.other) for head in one.heads]
     assert differences == sorted(differences, reverse=True)

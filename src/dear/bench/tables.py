@@ -21,6 +21,7 @@ from dear.bench.cells import Cell, resolve_defaults
 from dear.bench.published import Number
 from dear.runs.spec import Spec
 from dear.utils.files import write_atomic
+from dear.utils.text import spreadsheet_safe
 
 Result = Mapping[str, Any]
 Configuration = dict[tuple[str, str], Any]  #: (part of a cell, name) -> value
@@ -286,7 +287,7 @@ def to_csv(sheet: Sheet) -> str:
     writer.writerow([*sheet.labels, "published", *head])
     for row in sheet.rows:
         cells = [part for entry in row.entries for part in _parts(entry)]
-        writer.writerow([*(_harmless(label) for label in row.labels), int(row.published), *cells])
+        writer.writerow([*(spreadsheet_safe(label) for label in row.labels), int(row.published), *cells])
     return out.getvalue()
 
 
@@ -300,11 +301,6 @@ def _parts(entry: Entry) -> tuple[str, str, str, str]:
     if isinstance(entry, Figure):
         return repr(entry.mean), "" if entry.std is None else repr(entry.std), str(entry.seeds), ""
     return repr(entry), "", "", ""
-
-
-def _harmless(label: str) -> str:
-    """A label that a spreadsheet does not take for a formula."""
-    return f"'{label}" if label[:1] in ("=", "+", "-", "@", "\t") else label
 
 
 _LATEX = {

@@ -139,7 +139,7 @@ def adapt(
         _extend(
             extend, data, out, as_json,
             texts=texts, unreadable=unreadable, backbone=moved, data_root=data_root, margin=margin,
-            device=opt.device_named(device),
+            device=device,
         )  # fmt: skip
         return
     from dear.tasks.adapt import HELD_OUT
@@ -176,7 +176,7 @@ def adapt(
             resume=resume,
             check=check,
             log=log,
-            device=opt.device_named(device),
+            device=device,
             progress=progress,
         )
     accuracy = model.metrics.get(HELD_OUT.format(data))

@@ -84,7 +84,7 @@ def audit(
             data_root=data_root,
             template=template,
             backbone=backbone,
-            device=opt.device_named(device),
+            device=device,
             progress=progress,
         )
     if as_json:
@@ -179,7 +179,7 @@ def repair(
     from dear.tasks.repair import repair as repair_run
 
     with stages() as progress:
-        done = repair_run(
+        result = repair_run(
             run,
             without,
             out,
@@ -189,26 +189,26 @@ def repair(
             data=data,
             compare=compare,
             backbone=backbone,
-            device=opt.device_named(device),
+            device=device,
             progress=progress,
         )
     if as_json:
-        print_json({"run": str(out), **done.report()})
+        print_json({"run": str(out), **result.report()})
         return
-    _print_repair(done)
-    quoted, spec = shlex.quote(str(out)), done.trained.spec
+    _print_repair(result)
+    quoted, spec = shlex.quote(str(out)), result.trained.spec
     where = None if spec is None else spec.data
     step = f"evaluate {quoted} --data {shlex.quote(where)}" if where else f"audit {quoted}"
     say(f"{out}: written; next: dear {step}")
 
 
-def _print_repair(done: Repaired) -> None:
-    echo(f"removed: {done.title}")
-    for notice in done.notices:
+def _print_repair(result: Repaired) -> None:
+    echo(f"removed: {result.title}")
+    for notice in result.notices:
         say(f"notice: {notice}")
-    if done.comparison is None:
+    if result.comparison is None:
         return
-    compared, mean = done.comparison, done.comparison.random_mean
+    compared, mean = result.comparison, result.comparison.random_mean
     for key in compared.untouched:
         random = f"; random removals {mean[key]:.1%}" if key in mean else ""
         words = key.replace("_", " ")

@@ -119,7 +119,7 @@ def bench(
             threads=threads,
             gpus=gpus,
             log=log,
-            device=opt.device_named(device),
+            device=device,
             command=_command(),
             progress=progress,
         )
@@ -181,7 +181,7 @@ def ablate(
             workers=workers,
             threads=threads,
             gpus=gpus,
-            device=opt.device_named(device),
+            device=device,
             command=_command(),
             progress=progress,
         )

@@ -74,7 +74,7 @@ def choose(
             data_root=data_root,
             template=template,
             texts=texts,
-            device=opt.device_named(device),
+            device=device,
             progress=progress,
         )
     if as_json:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from dear.cli.options import DataRoot, Device, Json, Threads, device_named
+from dear.cli.options import DataRoot, Device, Json, Threads
 from dear.cli.printing import echo, print_json, say, stages
 from dear.errors import UsageError
 
@@ -76,7 +76,7 @@ def check(
     if out is not None and (backbone is None or out.suffix.lower() != ".csv"):
         raise UsageError(f"--out must end in .csv and needs --backbone, got {out}")
     if backbone is not None:
-        _check_labels(name, data_root, backbone, out, checked, device_named(device), as_json)
+        _check_labels(name, data_root, backbone, out, checked, device, as_json)
     elif find_benchmark(name) is not None and not Path(name).is_dir():
         check = check_dataset(name, data_root or ".")
         if as_json:
@@ -103,9 +103,9 @@ def _check_labels(
     as_json: bool,
 ) -> None:
     """Look for labels that seem wrong."""
-    from dear.clip.factory import load
     from dear.tasks.labeling.answers import AnswerFile
     from dear.tasks.labeling.check import check_labels, open_all
+    from dear.tasks.load import load_backbone
     from dear.utils.files import check_output
 
     if checked is not None and not checked.is_file():
@@ -113,7 +113,7 @@ def _check_labels(
     check_output(out)
     images = open_all(name, root)[0]
     fine = AnswerFile(checked).read().checked if checked is not None else ()
-    clip = load(backbone, device=device)
+    clip = load_backbone(backbone, device)
     with stages() as progress:
         result = check_labels(images, clip, fine, progress)
     if out is not None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import DataRoot, Device, Threads, device_named
+from dear.cli.options import DataRoot, Device, Threads
 from dear.cli.printing import echo
 from dear.errors import UsageError
 
@@ -17,7 +17,7 @@ def demo(
     data: Annotated[
         str | None, Option("--data", "-d", help="Your own labeled photos instead of drawn images.")
     ] = None,
-    backbone: Annotated[str | None, Option("--backbone", "-b", help="For --data: the backbone.")] = None,
+    backbone: Annotated[str | None, Option("--backbone", "-b", help="Backbone, with --data.")] = None,
     quick: Annotated[bool, Option("--quick", help="One task, fewer images and epochs.")] = False,
     data_root: DataRoot = None,
     device: Device = "auto",
@@ -33,7 +33,7 @@ def demo(
     """
     if data is None:
         if backbone is not None:
-            raise UsageError("--backbone is for your own photos; name them with --data")
+            raise UsageError("--backbone needs --data, your own photos")
         from dear.tasks.demo.task import demo as story
 
         story(out, quick, echo)
@@ -45,5 +45,5 @@ def demo(
         raise UsageError("--data needs --backbone" if backbone is None else "--quick is for drawn images")
     from dear.tasks.demo.photos import photo_demo
 
-    photo_demo(out, data, backbone, root=data_root, device=device_named(device), progress=echo)
+    photo_demo(out, data, backbone, root=data_root, device=device, progress=echo)
     echo(f"\nOpen {out / 'index.html'} in a browser.")

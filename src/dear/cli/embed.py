@@ -64,7 +64,7 @@ def embed(
             shard=shard,
             engine=engine,
             workers=workers,
-            device=opt.device_named(device),
+            device=device,
             progress=progress,
         )
     say(f"{out}: {result.computed:,} images computed")

@@ -56,7 +56,7 @@ def evaluate(
             unknown=unknown,
             reject_share=reject_share,
             backbone=backbone,
-            device=opt.device_named(device),
+            device=device,
             progress=progress,
         )
     print_unreadable(evaluation)

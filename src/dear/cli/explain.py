@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from dear.cli.options import DataRoot, Device, Json, Mode, OwnBackbone, Roles, Run, Threads, device_named
+from dear.cli.options import DataRoot, Device, Json, Mode, OwnBackbone, Roles, Run, Threads
 from dear.cli.printing import echo, print_json, say, stages
 from dear.errors import UsageError
 
@@ -18,9 +18,9 @@ def explain(
         Argument(help="Images, folders or patterns; leave out to explain --data.", show_default=False),
     ] = None,
     answer: Annotated[
-        str | None, Option("--class", help="The class to explain; else each image's answer.")
+        str | None, Option("--class", help="Class to explain (default: the answer for each image).")
     ] = None,
-    against: Annotated[str | None, Option(help="The class to compare with; else the runner-up.")] = None,
+    against: Annotated[str | None, Option(help="Class to compare with (default: the runner-up).")] = None,
     data: Annotated[
         str | None,
         Option(
@@ -73,7 +73,7 @@ def explain(
             data_root=data_root,
             out=out,
             backbone=backbone,
-            device=device_named(device),
+            device=device,
             progress=progress,
         )
     if as_json:

@@ -23,7 +23,8 @@ def export(
     classes: Classes = None,
     classes_file: ClassesFile = None,
     precision: Annotated[
-        str, Option(help="Of the ONNX file: float32, float16 (half the size), or int8 (faster on a CPU).")
+        str,
+        Option(help="Precision of the file: float32, float16 (half the size) or int8 (faster on a CPU)."),
     ] = "float32",
     max_loss: Annotated[
         float, Option(help="Points of accuracy that float16 or int8 may lose; else nothing is written.")

@@ -17,7 +17,7 @@ group = typer.Typer(
     no_args_is_help=True, help="Labels: what to label next, import labels, label in the browser."
 )
 Pool = Annotated[str, Argument(help="Images to label: a folder, a table with a column path, or a dataset.")]
-ClassNames = Annotated[str | None, Option(help="Class names with commas between.")]
+ClassNames = Annotated[str | None, Option(help="Comma-separated class names.")]
 
 
 @group.command("next")
@@ -63,7 +63,7 @@ def label_next(
     with stages() as progress:
         chosen = choose_next(
             pool, count=count, data=data, data_root=data_root, classes=names, run=run, backbone=backbone,
-            device=opt.device_named(device), template=template, out=out, tasks=tasks, progress=progress,
+            device=device, template=template, out=out, tasks=tasks, progress=progress,
         )  # fmt: skip
     for reason in chosen.unreadable:
         say(f"skipped: {reason}")
@@ -137,12 +137,12 @@ def label_start(
 
     `dear label start photos/ --data photos/ --out labels.csv`
     """
-    from dear.clip.factory import load
     from dear.tasks.labeling.server import serving
     from dear.tasks.labeling.session import start_session
+    from dear.tasks.load import load_backbone
 
     names = opt.read_class_list(classes, classes_file) or []
-    clip = load(backbone, device=opt.device_named(device))
+    clip = load_backbone(backbone, device)
     with stages() as progress:
         session, unreadable = start_session(pool, clip, out, names, template, backbone, progress, data)
     for reason in unreadable:

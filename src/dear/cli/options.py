@@ -81,7 +81,7 @@ Roles = Annotated[str | None, Option(help="Role map of the backbone.")]
 AllowOtherRoles = Annotated[
     bool, Option("--allow-other-roles", help="Use a role map that was made on other weights.")
 ]
-Mode = Annotated[str | None, Option(help="fused or decoupled (DeAR); the method's usual mode if left out.")]
+Mode = Annotated[str | None, Option(help="Mode, for DeAR fused or decoupled (default: the usual one).")]
 RejectShare = Annotated[float, Option(help="Share of images of known classes that may be rejected.")]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps …; auto takes a GPU if there is one.")]
 Threads = Annotated[
@@ -114,15 +114,8 @@ Examples = Annotated[
 ]
 
 
-def device_named(name: str) -> str:
-    """The device to use: `auto` is the first GPU where there is one."""
-    from dear.clip.factory import pick_device
-
-    return pick_device(name)
-
-
 CLASSES_HELP = (
-    'Class names with commas between, instead of the trained ones. A + before any name ("+red fox") adds all '
+    'Comma-separated class names instead of the trained ones. A + before any name ("+red fox") adds all '
     "names to the trained ones; a name with a comma goes in double quotes."
 )
 CLASSES_FILE_HELP = "The same from a UTF-8 text file, one name per line."
@@ -140,20 +133,20 @@ def read_class_list(classes: str | None, file: Path | None) -> list[str] | None:
     from dear.runs.class_lists import split_class_lines, split_class_list
 
     if classes is not None and file is not None:
-        raise UsageError("--classes and --classes-file: give one of them")
+        raise UsageError("--classes and --classes-file cannot be combined; use one of them")
     if file is not None:
         from dear.utils.files import read_text
 
         names = split_class_lines(read_text(file, "list of classes"))
         if not names:
-            raise UsageError(f"--classes-file {file}: names no class; write one per line")
+            raise UsageError(f"--classes-file {file}: contains no class; write one per line")
         say(f"classes: {len(names)} from {file}, the first is {names[0]!r}")
         return names
     names = split_class_list(classes or "")
     if not names:
-        raise UsageError("--classes names no class; give names with commas between")
+        raise UsageError("--classes needs at least one name, got none; separate names by commas")
     if len(names) == 1 and os.path.isfile(names[0]):
-        raise UsageError(f"--classes {names[0]}: is a file; give it as --classes-file {names[0]}")
+        raise UsageError(f"--classes {names[0]}: is a file; use --classes-file {names[0]}")
     if len(names) == 1 and not names[0].startswith("+"):
         say(f"classes: only {names[0]!r}; with one class every image is answered with it")
     return names

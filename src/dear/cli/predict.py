@@ -86,7 +86,7 @@ def predict(
     """
     printed = str(jsonl) == "-"
     if sum((csv is not None, jsonl is not None, as_json)) > 1:
-        raise UsageError("--csv, --jsonl and --json: choose one")
+        raise UsageError("--csv, --jsonl and --json cannot be combined; use one of them")
     words = list(images or [])
     settings: dict[str, Any] = {
         "template": template,

@@ -7,14 +7,14 @@ from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import Device, Json, Threads, device_named
+from dear.cli.options import Device, Json, Threads
 from dear.cli.printing import echo, print_json, say
 from dear.errors import UsageError
 
 
 def pretrain(
     out: Annotated[Path, Option("--out", "-o", help="Folder for the checkpoint (Hugging Face layout).")],
-    steps: Annotated[int | None, Option(help="Training steps; the recipe's if left out.")] = None,
+    steps: Annotated[int | None, Option(help="Training steps (default: those of the recipe).")] = None,
     batch: Annotated[int | None, Option(help="Images per step.")] = None,
     seed: Annotated[int, Option(help="Seed of weights, images and captions.")] = 1,
     device: Device = "auto",
@@ -34,6 +34,7 @@ def pretrain(
 
     from dear import world
     from dear.clip.checkpoint import save_hf
+    from dear.clip.factory import pick_device
     from dear.tasks.mini.pretrain import PretrainRecipe, pretrain
     from dear.utils.files import write_json
 
@@ -53,7 +54,7 @@ def pretrain(
         say(f"step {line['step']:.0f}/{recipe.steps}  loss {line['loss']:.3f}  {speed}")
 
     every = min(100, max(1, recipe.steps // 10))
-    clip = pretrain(recipe, world.CaptionTable.build(), device_named(device), report, every)
+    clip = pretrain(recipe, world.CaptionTable.build(), pick_device(device), report, every)
     save_hf(clip.cpu(), out, torch.float16)
     write_json(out / "pretrain.json", {"recipe": asdict(recipe), "log": log})
     say(f"{out}: written; load it with dear.load({str(out)!r})")
@@ -76,10 +77,10 @@ def mini(
 
     Example: `dear mini`
     """
-    from dear.clip.factory import load
+    from dear.tasks.load import load_backbone
     from dear.tasks.mini import measure
 
-    clip = load(backbone, device=device_named(device))
+    clip = load_backbone(backbone, device)
     accuracies = measure.factor_accuracies(clip, number)
     accuracies["compositions (100-way)"] = measure.composition_accuracy(clip)
     if truth is not None:

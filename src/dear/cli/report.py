@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import DataRoot, Device, OwnBackbone, PageOut, Run, Threads, device_named
+from dear.cli.options import DataRoot, Device, OwnBackbone, PageOut, Run, Threads
 from dear.cli.printing import say, stages
 
 
@@ -45,7 +45,7 @@ def report(
             other=other,
             mode=mode,
             backbone=backbone,
-            device=device_named(device),
+            device=device,
             progress=progress,
         )
     say(f"{page}: written")

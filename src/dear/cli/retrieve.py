@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from dear.cli.options import AS_RUN, DataRoot, Device, Json, Roles, Threads, device_named
+from dear.cli.options import AS_RUN, DataRoot, Device, Json, Roles, Threads
 from dear.cli.printing import echo, print_json, say, stages
 
 
@@ -29,14 +29,14 @@ def retrieve(
     roles: Roles = None,
     attribute: Annotated[
         str | None,
-        Option("--attribute", "-a", help="color, shape, texture, object, location; all if left out."),
+        Option("--attribute", "-a", help="color, shape, texture, object, location (default: all)."),
     ] = None,
     top: Annotated[int, Option(help="Number of images per attribute.")] = 8,
     out: Annotated[
         Path | None, Option("--out", "-o", help="Folder for one contact sheet per attribute.")
     ] = None,
     backbone: Annotated[
-        str | None, Option("--backbone", "-b", help="The backbone; for a run, if it moved since training.")
+        str | None, Option("--backbone", "-b", help="Backbone; for a run, if it moved since training.")
     ] = None,
     data_root: DataRoot = None,
     device: Device = "auto",
@@ -65,7 +65,7 @@ def retrieve(
             out=out,
             backbone=backbone,
             data_root=data_root,
-            device=device_named(device),
+            device=device,
             progress=progress,
         )
     if result.notice is not None:

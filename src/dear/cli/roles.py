@@ -16,7 +16,6 @@ from dear.cli.options import (
     PageOut,
     Threads,
     Unreadable,
-    device_named,
 )
 from dear.cli.printing import echo, print_json, print_table, say, stages
 
@@ -50,7 +49,7 @@ def discover(
         float | None, Option(help="Threshold of the rule: tau (dominant, 0.35) or q (quantile, 0.20).")
     ] = None,
     layers: Annotated[
-        str | None, Option(help="Layers from 1, as 9-12 or 9,11; the last third if left out.")
+        str | None, Option(help="Layers from 1, as 9-12 or 9,11 (default: the last third).")
     ] = None,
     corpus: Annotated[
         str | None, Option(help="Phrases to pick from: general, world, or a .txt/.jsonl file.")
@@ -98,7 +97,7 @@ def discover(
             sentences=sentences,
             batch=batch,
             unreadable=unreadable,
-            device=device_named(device),
+            device=device,
             progress=progress,
         )
     say(f"{out}: {len(role_map)} heads, {_counts(role_map)}")
@@ -151,7 +150,7 @@ def report(
         str | None, Option("--images", "-i", help="Images to show what activates each head.")
     ] = None,
     backbone: Annotated[
-        str | None, Option("--backbone", "-b", help="The backbone; the map's own if left out.")
+        str | None, Option("--backbone", "-b", help="Backbone (default: the one that the map was made on).")
     ] = None,
     data_root: DataRoot = None,
     limit: Annotated[int, Option(help="Largest number of images to use.")] = 1000,
@@ -176,7 +175,7 @@ def report(
             data_root=data_root,
             limit=limit,
             allow_other_roles=allow_other_roles,
-            device=device_named(device),
+            device=device,
             progress=progress,
         )
     say(f"{page}: written")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, CallbackParam, Context, Option
 
-from dear.cli.options import Backbone, Device, device_named
+from dear.cli.options import Backbone, Device
 from dear.cli.printing import say
 from dear.errors import UsageError
 from dear.utils.extras import missing_extra
@@ -125,7 +125,7 @@ def serve(
     _demand_extra()
     import torch
 
-    from dear.clip.factory import load
+    from dear.clip.factory import load, pick_device
     from dear.serve.keys import Keys
     from dear.serve.server import run_server
     from dear.serve.service import Service
@@ -147,7 +147,7 @@ def serve(
     if engine == "ray":
         from dear.serve.ray_app import RayService, start
 
-        where = device_named(device)
+        where = pick_device(device)
         start(
             RayService(
                 str(runs.resolve()), backbone, settings, None if keys is None else str(keys.resolve()),
@@ -159,7 +159,7 @@ def serve(
         threading.Event().wait()
         return
     _show_log()
-    clip = load(backbone, device=device_named(device))
+    clip = load(backbone, device=pick_device(device))
     on_gpu = clip.device.type != "cpu"  # then the CPU only copies
     if threads is None and "OMP_NUM_THREADS" not in os.environ:
         threads = 1 if on_gpu else usable_cores()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import Device, Json, Threads, device_named
+from dear.cli.options import Device, Json, Threads
 from dear.cli.printing import echo, print_json, print_table, say
 from dear.utils.text import duration
 
@@ -25,7 +25,7 @@ def speed(
     method: Annotated[str, Option("--method", "-m", help="The method that is trained.")] = "dear",
     classes: Annotated[int, Option(help="Number of classes.")] = 10,
     shots: Annotated[int, Option(help="Images per class.")] = 16,
-    batch: Annotated[int | None, Option(help="Images per step; the method's own by default.")] = None,
+    batch: Annotated[int | None, Option(help="Images per step (default: set by the method).")] = None,
     precision: Annotated[str, Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     images: Annotated[int, Option(help="Files that are read.")] = 64,
     csv: Annotated[Path | None, Option(help="Add the rows to this file.")] = None,
@@ -45,10 +45,11 @@ def speed(
     """
     import torch
 
+    from dear.clip.factory import pick_device
     from dear.tasks.speed import SpeedOptions, add_rows, measure
 
     options = SpeedOptions(shape, method, classes, shots, batch, None, precision, images)
-    where = torch.device(device_named(device))
+    where = torch.device(pick_device(device))
     rows, adapt = measure(options, where, lambda stage, done, total: say(f"measuring: {stage}"))
     if csv is not None:
         add_rows(csv, rows)

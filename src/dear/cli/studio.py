@@ -10,7 +10,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from dear.cli.options import AS_RUN, Device, Threads, device_named
+from dear.cli.options import AS_RUN, Device, Threads
 from dear.cli.printing import say
 from dear.utils.extras import missing_extra
 
@@ -45,6 +45,7 @@ def studio(
     if port and find_spec("gradio") is not None:
         say(f"starting the studio at http://{host}:{port} …")  # the imports below take seconds
     try:
+        from dear.clip.factory import pick_device
         from dear.studio.app import is_local, serving
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("gradio", "fastapi"):
@@ -58,7 +59,7 @@ def studio(
         host,
         port,
         max_upload_mb,
-        device_named(device),
+        pick_device(device),
     ) as url:
         say(f"The studio is at {url} (Ctrl-C ends it)")
         if not is_local(host):

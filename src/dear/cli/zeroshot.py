@@ -80,7 +80,7 @@ def zeroshot(
             roles=roles,
             unreadable=unreadable,
             top=top,
-            device=opt.device_named(device),
+            device=device,
             progress=progress,
         )
     if isinstance(result, Predictions):

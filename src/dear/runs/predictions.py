@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 from dear.errors import InputError
 from dear.runs.answer import NONE_OF_THESE, Answer
+from dear.utils.text import spreadsheet_safe
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from dear.utils.files import PathLike
-
-#: Spreadsheets run a cell that starts with one of these as a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass(frozen=True)
@@ -161,5 +159,4 @@ def _cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6f}"
-    text = str(value)
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    return spreadsheet_safe(str(value))

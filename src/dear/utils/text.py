@@ -61,6 +61,15 @@ def shown(text: str) -> str:
     )
 
 
+def spreadsheet_safe(text: str) -> str:
+    """A cell of a table that no spreadsheet runs as a formula.
+
+    >>> spreadsheet_safe("=1+1"), spreadsheet_safe("cat")
+    ("'=1+1", 'cat')
+    """
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> str:
     """A message for a name that does not exist: the closest one, or all where none is close.
 

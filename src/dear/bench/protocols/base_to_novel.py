@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import harmonic_mean
 from typing import Any
 
 from dear.bench import published
@@ -101,7 +102,7 @@ def _halves(mode: str, seen: Evaluation, unseen: Evaluation | None) -> dict[str,
     return {
         "base": base,
         "novel": novel,
-        "hm": None if novel is None else harmonic_mean(base, novel),
+        "hm": None if novel is None else harmonic_mean((base, novel)),
         "ece_base": seen.calibration_errors(mode)["ece"],
         "ece_novel": None if unseen is None else unseen.calibration_errors(mode)["ece"],
     }
@@ -118,18 +119,9 @@ def _joint(mode: str, joint: Evaluation | None, bases: int) -> dict[str, float |
         "joint": joint.accuracy[mode],
         "joint_base": base,
         "joint_novel": novel,
-        "joint_hm": harmonic_mean(base, novel),
+        "joint_hm": harmonic_mean((base, novel)),
         "ece_joint": joint.calibration_errors(mode)["ece"],
     }
-
-
-def harmonic_mean(base: float, novel: float) -> float:
-    """HM of two accuracies; 0 where both are 0.
-
-    >>> round(harmonic_mean(85.94, 79.73), 2)
-    82.72
-    """
-    return 2 * base * novel / (base + novel) if base + novel > 0 else 0.0
 
 
 def _measured(lines: Sequence[Line]) -> dict[str, str]:
@@ -151,7 +143,7 @@ def column_notes(lines: Sequence[Line]) -> list[str]:
 def entries(line: Line, lines: Sequence[Line]) -> tuple[Entry, ...]:
     """A line's part of a table that shows `lines`."""
     base, novel = line.figure("base"), line.figure("novel")
-    of_means = None if base is None or novel is None else harmonic_mean(base.mean, novel.mean)
+    of_means = None if base is None or novel is None else harmonic_mean((base.mean, novel.mean))
     return (base, novel, line.figure("hm"), of_means, *(line.figure(c) for c in _measured(lines)))
 
 

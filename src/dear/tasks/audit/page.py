@@ -27,7 +27,8 @@ TERMS = {
     "cast, a frame; or a mark at the same place in all images of a class",
     "score": "how well one property separates the class from all other images (area under the ROC curve: 0.5 "
     "not at all, 1 without error); for marks, how much less the images of the class vary there than others",
-    "concept": "something images differ in besides their class, such as the background; its values are words",
+    "concept": "something that images differ in other than their class, such as the background; its values "
+    "are words",
     "value": "the word of a concept that the frozen model finds nearest to an image",
     "information": "how much the value reveals about the label: 0 nothing, 1 everything (mutual information "
     "over the entropy of the labels)",

@@ -1,9 +1,10 @@
-"""What the demo measured, part by part; `dear.tasks.demo.task` measures it and `demo_page` shows it."""
+"""What the demo measured, part by part; `task` measures it, `page` shows it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import harmonic_mean
 
 from dear.heads.roles import RoleMap
 from dear.report.page import Thumbnail
@@ -34,8 +35,7 @@ class AccuracyRow:
     @property
     def harmonic_mean(self) -> float:
         """Of both accuracies."""
-        both = self.trained + self.new
-        return 2 * self.trained * self.new / both if both else 0.0
+        return harmonic_mean((self.trained, self.new))
 
 
 @dataclass(frozen=True)

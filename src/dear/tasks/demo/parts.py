@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from dear.train.fit import fit
 from dear.train.setup.prepare import prepare
 from dear.world.tasks import find_task
 
+PrintLine = Callable[[str], None]  #: shows a line to the reader
 SHOTS, SEED = 16, 1
 SHORTCUT, CONCEPT = "world:shortcut-place", "Location"
 FOCUS, FOCUS_ROLE = "world:scenes", "Location"

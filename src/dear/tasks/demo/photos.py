@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from dear.runs.model import Model
 from dear.tasks.adapt import adapt
 from dear.tasks.audit.page import summary_html
 from dear.tasks.audit.task import Audit, audit
-from dear.tasks.demo.parts import TimedParts
+from dear.tasks.demo.parts import PrintLine, TimedParts
 from dear.tasks.evaluate import open_held_out
 from dear.tasks.explain.explanation import Explanations
 from dear.tasks.explain.page import section
@@ -37,7 +37,6 @@ from dear.utils.files import PathLike, check_output, write_atomic, write_json
 METHODS = ("proker", "linear-probe")  #: seconds each; the second is decomposed exactly, so it is explained
 SHOTS, SEED = 16, 1
 _TEST_IMAGES, _SHOWN_IMAGES, _CHANGED = 500, 300, 6
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def photo_demo(
     *,
     root: PathLike | None = None,
     device: str = "auto",
-    progress: Progress = print,
+    progress: PrintLine = print,
 ) -> PhotoDemo:
     """The demo on photos; `out` then has run folders, pages, `results.json` and `index.html`.
 

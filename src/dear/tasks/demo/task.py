@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,13 @@ from dear.tasks.audit.findings import SHORTCUT
 from dear.tasks.demo.facts import DemoFacts, FocusFacts, RetrievalFacts, ShortcutFacts, TaskFacts
 from dear.tasks.demo.heads import known_images, retrieval_facts, truth_rows
 from dear.tasks.demo.page import shortcut_rows, write_demo_page
-from dear.tasks.demo.parts import QUICK, Size, TimedParts, adapt_task, focus_facts, shortcut_parts
+from dear.tasks.demo.parts import QUICK, PrintLine, Size, TimedParts, adapt_task, focus_facts, shortcut_parts
 from dear.tasks.mini.measure import mini_roles
 from dear.tasks.run_report.facts import Compared
 from dear.utils.files import check_output, write_json
 
-Progress = Callable[[str], None]
 
-
-def demo(out: str | Path, quick: bool = False, progress: Progress = print) -> DemoFacts:
+def demo(out: str | Path, quick: bool = False, progress: PrintLine = print) -> DemoFacts:
     """Run the demo; `out` then has `roles.json`, run folders, `results.json` and `index.html`.
 
     A second demo in the same folder uses the runs of the first. `quick` has one task and fewer images and
@@ -71,7 +68,7 @@ def demo(out: str | Path, quick: bool = False, progress: Progress = print) -> De
     return facts
 
 
-def _print_task(progress: Progress, task: TaskFacts) -> None:
+def _print_task(progress: PrintLine, task: TaskFacts) -> None:
     trained, new = len(task.run.classes), len(task.new.adapted.classes)
     progress(
         f"1. Adaptation. world:{task.name}, {trained} classes with {task.shots} images each, "
@@ -84,14 +81,14 @@ def _print_task(progress: Progress, task: TaskFacts) -> None:
         )
 
 
-def _print_shortcut(progress: Progress, facts: ShortcutFacts) -> None:
+def _print_shortcut(progress: PrintLine, facts: ShortcutFacts) -> None:
     suspects = [one.association.concept for one in facts.findings if one.verdict == SHORTCUT]
     progress(f"   suspected by the audit: {', '.join(suspects) or 'nothing'}")
     for title, figures in shortcut_rows(facts):
         progress(f"   {title:36} worst group {figures['worst_group']:6.1%}   all {figures['accuracy']:6.1%}")
 
 
-def _print_focus(progress: Progress, facts: FocusFacts) -> None:
+def _print_focus(progress: PrintLine, facts: FocusFacts) -> None:
     progress(
         f"5. Focus. {facts.data}, {facts.classes} places, one example of each; a linear probe learns from"
     )
@@ -99,7 +96,7 @@ def _print_focus(progress: Progress, facts: FocusFacts) -> None:
         progress(f"   {title:36} {accuracy:6.1%}")
 
 
-def _print_retrieval(progress: Progress, facts: RetrievalFacts) -> None:
+def _print_retrieval(progress: PrintLine, facts: RetrievalFacts) -> None:
     count = f"{facts.neighbors} nearest of {facts.images} images"
     progress(f"6. Retrieval by heads: share of the {count} that have the query's value")
     for row in facts.rows:

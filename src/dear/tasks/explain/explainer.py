@@ -49,7 +49,7 @@ from dear.tasks.explain.explanation import (
     label_or_not,
 )
 from dear.tasks.explain.groups import EARLY, HeadGroups, head_groups
-from dear.tasks.explain.parts import Parts, Trace, means_of, spread
+from dear.tasks.explain.parts import Parts, Trace, means_of, smooth
 from dear.utils.progress import Progress
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Explainer:
         self.mode = model.pick_mode(mode)
         self.role_map = roles or self.method.roles or known_roles(model.clip.plain)
         self.groups: HeadGroups = head_groups(model.clip.config.vision, self.role_map)
-        self.images = None if reference is None else _some(reference, REFERENCE)
+        self.images = None if reference is None else _balanced_subset(reference, REFERENCE)
         self._progress = progress
 
     # -- computing --------------------------------------------------------------------------------
@@ -436,7 +436,7 @@ class Explainer:
             maps[name] = value + (missing / value[0].numel())[:, None, None]
         if self.several:
             maps = {name: _with_zeros(value) for name, value in maps.items()}
-        return {"": spread(sum(maps.values(), torch.zeros(()))), **maps}
+        return {"": smooth(sum(maps.values(), torch.zeros(()))), **maps}
 
     def _views(self, pixels: Tensor) -> list[Image.Image]:
         """What the model sees: normalized pixels [B, 3, S, S] as images."""
@@ -463,7 +463,7 @@ class Explainer:
         return {"Tokens": list(range(1, 1 + count))}
 
     def _excess(self, bars: Sequence[Bar]) -> dict[str, float]:
-        """What the heads of each role add to the lead beyond as many heads of the role map's layers."""
+        """What the heads of each role add to the lead, beyond the mean of as many heads of the role map."""
         if not self.groups.by_role:
             return {}
         late = {name: len(heads) for name, heads in self.groups.heads.items() if name != EARLY}
@@ -553,7 +553,8 @@ class Explainer:
         values_of = best.values
         if self.several:
             names = [self.model.classes[label] for label in pairs[:, 0].tolist()]
-            answers = [label_or_not(own, has) for own, has in zip(names, (after >= 0).tolist(), strict=True)]
+            has_label = (after >= 0).tolist()
+            answers = [label_or_not(label, has) for label, has in zip(names, has_label, strict=True)]
             values_of = new.gather(1, pairs)[:, 0].sigmoid()
         return [
             Counterfactual(
@@ -615,12 +616,12 @@ def find_class(classes: Sequence[str], name: str) -> int:
     raise UsageError(f"the model has no class {name!r}; it has {', '.join(classes[:12])}")
 
 
-def _some(images: ImageSet, most: int) -> ImageSet:
-    """At most `most` images, as many of each class as there is room for."""
+def _balanced_subset(images: ImageSet, most: int) -> ImageSet:
+    """At most `most` images, equally many of each class where there are enough."""
     if len(images) <= most:
         return images
     order: list[int] = []
     places = [(images.labels == label).nonzero()[:, 0].tolist() for label in range(len(images.classes))]
-    for turn in range(max(len(own) for own in places)):
-        order += [own[turn] for own in places if turn < len(own)]
+    for turn in range(max(len(rows) for rows in places)):
+        order += [rows[turn] for rows in places if turn < len(rows)]
     return images.subset(sorted(order[:most]))

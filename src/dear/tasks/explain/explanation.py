@@ -168,9 +168,9 @@ class Explanation:
         sure = dict(self.probabilities)
         if self.threshold is not None:
             has = "Has" if self.answer in (self.labels or ()) else "Does not have"
-            likely = f"{_percent(sure[self.answer])}; from {_percent(self.threshold)} on"
+            likely = f"{sure[self.answer]:.1%}; from {self.threshold:.1%} on"
             return f"{has} the label {self.answer} ({likely}), {self._reason()}{self._dependence()}"
-        first, second = (f"{name} ({_percent(sure[name])})" for name in (self.answer, self.other))
+        first, second = (f"{name} ({sure[name]:.1%})" for name in (self.answer, self.other))
         if self.answer == self.probabilities[0][0]:
             text = f"Answered {first} rather than {second}"
         else:
@@ -194,7 +194,7 @@ class Explanation:
         same = "stays" if concept.answer == self.predicted else "becomes"
         return (
             f" Without {concept.name} ({concept.value}) the answer {same} {concept.answer} "
-            f"({_percent(concept.probability)})."
+            f"({concept.probability:.1%})."
         )
 
     def facts(self) -> dict[str, Any]:
@@ -301,7 +301,3 @@ class Explanations(Sequence[Explanation]):
 def label_or_not(name: str, has: bool) -> str:
     """An answer about one label."""
     return name if has else f"not {name}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}%"

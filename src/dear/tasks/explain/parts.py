@@ -28,9 +28,9 @@ from dear.errors import UsageError
 from dear.heads.contributions import block_of
 from dear.heads.names import Head
 from dear.tasks.explain.rows import Terms, added_to, change_of, output_of, row_terms, run_before
-from dear.tasks.explain.tracing import Held, Scripted, Segment, traced
+from dear.tasks.explain.tracing import ConstantNorms, Scripted, Segment, traced
 
-SPREAD = 0.5  #: of a patch's part, shown around it
+SMOOTHING = 0.5  #: share of a patch's part that is shown at its neighbors
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class Trace:
         self.clip, self.visual, self._constants = traced(clip, self._segments)
         self._answer = answer
         self._back: Tensor | None = None  # pseudoinverse of the projection
-        with torch.enable_grad(), Held() as held:
+        with torch.enable_grad(), ConstantNorms() as constants:
             logits = answer(self.clip)
         self._logits = logits
         self._finals = [segment for segment in self._segments if segment.final is not None]
         leaves = [*self._leaves, *(z for final in self._finals for z in final.heads.values())]
         if not _depends(logits, leaves):
             raise UsageError("the score does not depend on the last layer of the image tower")
-        self.linear = not any(_depends(x, leaves) for x in held.inputs)
+        self.linear = not any(_depends(x, leaves) for x in constants.inputs)
         self._terms = [row_terms(self.visual, self._segments, segment) for segment in self._finals]
         self.rows = max(row for rows in self._terms for row in rows) + 1
 
@@ -154,12 +154,12 @@ class Trace:
                 start[:, row] += (terms.start * at).sum(-1)
                 mlps[:, row] += torch.einsum("bld,bd,l->bl", terms.mlps, at, terms.weights)
                 biases += at @ terms.biases
-                ways = self._ways(terms, at)  # [B, L, H, d]
+                gradients = self._head_gradients(terms, at)  # [B, L, H, d]
                 if row == 0:
-                    ways = ways + self._focus_gradients(final, scores)
-                heads[:, row] += torch.einsum("blhd,blhd,l->blh", terms.heads, ways, terms.weights)
+                    gradients = gradients + self._focus_gradients(final, scores)
+                heads[:, row] += torch.einsum("blhd,blhd,l->blh", terms.heads, gradients, terms.weights)
                 if maps is not None:
-                    maps[:, row] += self._patches(final, final.positions[place], ways, terms.weights)
+                    maps[:, row] += self._patches(final, final.positions[place], gradients, terms.weights)
         constants["output biases"] = biases
         known = start.sum(-1) + heads.sum((1, 2, 3)) + mlps.sum((1, 2)) + sum(constants.values())
         return Parts(wide, start, heads, mlps, constants, wide - known, self.linear, maps)
@@ -174,7 +174,7 @@ class Trace:
         )
 
     def _focus_gradients(self, final: Segment, scores: Tensor) -> Tensor:
-        """What a unit of each head's output adds next to the row (a focus reads it), [B, L, H, d]."""
+        """Gradients of the score by heads' outputs that a focus reads directly, [B, L, H, d]."""
         vision = self.visual.config
         gradients = torch.zeros(
             len(scores), vision.layers, vision.heads, vision.head_width, dtype=torch.float64
@@ -185,8 +185,8 @@ class Trace:
                 gradients[:, layer - 1] = slope[:, :, 0].double().cpu()
         return gradients
 
-    def _ways(self, terms: Terms, at: Tensor) -> Tensor:
-        """What one unit of each head's output adds to the score, [B, L, H, d], for slopes [B, D]."""
+    def _head_gradients(self, terms: Terms, at: Tensor) -> Tensor:
+        """Gradients of the score by each head's output, [B, L, H, d], from those by the row [B, D]."""
         weights = (
             output_of(block_of(self.visual, layer), change)[0]
             for layer, change in enumerate(terms.changes, 1)
@@ -194,18 +194,18 @@ class Trace:
         heads = self.visual.config.heads
         return torch.stack([(at @ weight).unflatten(1, (heads, -1)) for weight in weights], dim=1)
 
-    def _patches(self, final: Segment, position: int, ways: Tensor, weights: Tensor) -> Tensor:
+    def _patches(self, final: Segment, position: int, gradients: Tensor, weights: Tensor) -> Tensor:
         """The heads' parts by patch, [B, L, H, S, S], of the row at a position."""
         side = self.visual.shape.side
-        patch_terms = torch.zeros(*ways.shape[:3], side * side)
+        patch_terms = torch.zeros(*gradients.shape[:3], side * side)
         segment: Segment | None = final
         while segment is not None:
             x = segment.x
             for layer in range(segment.first, segment.last + 1):
                 if weights[layer - 1] != 0:
                     values, pattern = self._values(segment, layer, x, position)
-                    way = ways[:, layer - 1, :, None].to(values.device)  # [B, H, 1, d]
-                    each = pattern * (values.double() * way).sum(-1)  # [B, H, N]
+                    gradient = gradients[:, layer - 1, :, None].to(values.device)  # [B, H, 1, d]
+                    each = pattern * (values.double() * gradient).sum(-1)  # [B, H, N]
                     columns = self._patch_columns(segment, layer)
                     patch_terms[:, layer - 1] = (weights[layer - 1] * each[:, :, columns]).float().cpu()
                 x = segment.record[f"blocks.{layer}.out"]
@@ -339,7 +339,7 @@ class Trace:
             self.visual.script = None
 
 
-def spread(maps: Tensor, share: float = SPREAD) -> Tensor:
+def smooth(maps: Tensor, share: float = SMOOTHING) -> Tensor:
     """Maps [..., S, S] with a share of each patch's part divided among its neighbors; sums stay the same.
 
     Patches exchange what they know with their neighbors in every layer: what is read at one of them speaks

@@ -12,7 +12,7 @@ from dear.clip.model import Clip
 from dear.data.batches import image_set, pixels_for
 from dear.errors import UsageError
 from dear.heads.concept_words import known_concepts, readable_words
-from dear.tasks.explain.parts import Trace, spread
+from dear.tasks.explain.parts import Trace, smooth
 
 
 @torch.no_grad()
@@ -23,7 +23,7 @@ def where(clip: Clip, image: Any, phrase: str) -> Tensor:
     training is needed.
     """
     if not phrase.strip():
-        raise UsageError("say what to look for, in a word or a short phrase")
+        raise UsageError("phrase must be a word or a short phrase to look for, got nothing")
     words = [word for concept in known_concepts().values() for word in readable_words(clip, concept.words)]
     texts = F.normalize(clip.encode_text([f"a photo of {phrase.strip()}", *words[::3]]).float(), dim=-1)
     pixels = pixels_for(clip, image_set([image]), [0])
@@ -35,4 +35,4 @@ def where(clip: Clip, image: Any, phrase: str) -> Tensor:
     question[0, 0] = 1.0
     patches = trace.parts(question, patches=True).patches
     assert patches is not None
-    return spread(patches[0, 0].sum((0, 1, 2)))
+    return smooth(patches[0, 0].sum((0, 1, 2)))

@@ -1,6 +1,6 @@
-"""A backbone that keeps what its image tower did, and a mode in which lengths of vectors are constants.
+"""A backbone that records the runs of its image tower, and a mode in which norms are constants.
 
-`dear.tasks.explain.parts` takes scores apart with the two.
+`dear.tasks.explain.parts` decomposes scores with the two.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _SPREAD = (torch.var, Tensor.var)
 _GATED = (torch.relu, Tensor.relu, F.relu)
 
 
-class Held(TorchFunctionMode):
-    """Lengths of vectors are constants where a gradient is wanted: unit vectors and norms become linear."""
+class ConstantNorms(TorchFunctionMode):
+    """Treat norms and standard deviations as constants of a gradient, so that normalization is linear."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inputs: list[Tensor] = []  #: of functions other than lengths that had to be held
+        self.inputs: list[Tensor] = []  #: of other nonlinear functions, also constant
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -59,7 +59,7 @@ def contrastive_loss(images: Tensor, texts: Tensor, true: Tensor, scale: Tensor)
     """Both directions of CLIP's loss with every true pair as a positive.
 
     A caption's target is spread evenly over the images it is true of. An image's target is spread over the
-    captions true of it, each weighted by how few images it is true of, so that telling captions count.
+    captions true of it, each weighted by how few images it is true of, so that specific captions count more.
 
     Args:
         images: [B, E] features.
