@@ -84,7 +84,7 @@ def test_rows_are_added_and_other_columns_refused(tmp_path: Path) -> None:
         ({"classes": 1}, "at least 2"),
         ({"shots": 0}, "shots.*0"),
         ({"images": 1}, "images.*1"),
-        ({"shape": "ViT-X"}, "ViT-B-16"),
+        ({"shape": "ViT-X"}, "ViT-X"),
         ({"method": "dera"}, "dera"),
     ],
 )
