@@ -253,7 +253,8 @@ def test_patches_are_attention_times_value(name: str) -> None:
     z_others = torch.einsum("bhn,bhnd->bhd", own[..., others], values[:, :, others]).detach()
     z_all = torch.einsum("bhn,bhnd->bhd", own, values).detach()
     # the same direction for all tokens of a head: shares of the output along it agree with shares of parts
-    way = torch.stack([found._head_gradients(found._terms[-1][0][1], slope) for slope in slopes(found, method)])
+    terms = found._terms[-1][0][1]
+    way = torch.stack([found._head_gradients(terms, slope) for slope in slopes(found, method)])
     torch.testing.assert_close(
         missing[:, :, 0, layer - 1], (way[:, :, layer - 1] * z_others).sum(-1), atol=1e-5, rtol=1e-4
     )
