@@ -1,5 +1,7 @@
 """Sets of images: views, subsets, classes, domains, what training gets."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from PIL import Image
 from tiny import tiny_clip
 
 from dear.data import FileImages, ImageSet, check_images, select_domains
-from dear.data.images import ListedImages
+from dear.data.images import ListedImages, file_digest
 from dear.errors import DataError, InputError, UsageError
 from dear.images.views import resize_crop
 from dear.runs.recipe import Recipe
@@ -138,3 +140,12 @@ def test_every_unreadable_image_is_listed_in_one_pass(four):
         check_images(four.subset([1, 3]), "skip")
     with pytest.raises(UsageError, match="stop or skip"):
         check_images(four, "ignore")
+
+
+def test_a_file_that_changed_within_its_size_and_time_has_another_digest(tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"1234")
+    state, first = path.stat(), file_digest(path)
+    path.write_bytes(b"5678")
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert file_digest(path) != first

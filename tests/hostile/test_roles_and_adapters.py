@@ -208,7 +208,7 @@ def test_an_adapter_tied_to_its_classes_is_refused_on_others(clip, tmp_path: Pat
         ({"options": {"beta": {}}}, "beta"),
         ({"options": {"text_tokens": 10**12}}, "text_tokens"),
         ({"options": {"__class__": 1}}, "'__class__'"),
-        ({"options": {"attributes": ["Weather"]}}, "no attribute is called 'Weather'"),
+        ({"options": {"attributes": ["Weather"]}}, "unknown attribute 'Weather'"),
         ({"options": {"attributes": ["Animal"]}}, "does not fit"),
         ({"identity": "sha256:0"}, "load the one"),
         ({"schema": 99}, "schema 99"),

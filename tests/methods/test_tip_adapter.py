@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -23,17 +25,18 @@ def training(count: int = 10) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     return F.normalize(keys, dim=1), labels, torch.randn(count, 3, generator=generator).double()
 
 
-def test_the_choice_is_the_best_by_leaving_each_image_out() -> None:
-    """In plain loops; ten images: four of the first class."""
-    keys, labels, zero_shot = training()
+@pytest.mark.parametrize("rows", [range(10), [*range(10), 0, 0, 4]], ids=["distinct", "copies"])
+def test_the_choice_is_the_best_by_leaving_each_image_out(rows: Sequence[int]) -> None:
+    """In plain loops; ten images, four of the first class, and copies of them."""
+    keys, labels, zero_shot = (tensor[list(rows)] for tensor in training())
     best = None
     for beta in BETAS:
         for share in ALPHAS:
             right, loss = 0, 0.0
-            for i in range(10):
+            for i in range(len(rows)):
                 logits = zero_shot[i].clone()
                 for c in range(3):
-                    others = [j for j in range(10) if j != i and int(labels[j]) == c]
+                    others = [j for j, row in enumerate(rows) if row != rows[i] and int(labels[j]) == c]
                     votes = sum(float(torch.exp(-beta * (1 - keys[i] @ keys[j]))) for j in others)
                     images_of_class = int((labels == c).sum())
                     logits[c] += 50.0 * share * votes * images_of_class / len(others)
@@ -42,6 +45,11 @@ def test_the_choice_is_the_best_by_leaving_each_image_out() -> None:
             if best is None or (right, -loss) > best[0]:
                 best = ((right, -loss), 50.0 * share, beta)
     assert choose_votes(keys, labels, zero_shot, 50.0, TipAdapterConfig()) == pytest.approx(best[1:])
+
+
+def test_an_image_whose_others_are_copies_is_left_out() -> None:
+    keys, labels, zero_shot = (tensor[[0, 1, 2, 0, 1, 2]] for tensor in training())
+    assert choose_votes(keys, labels, zero_shot, 50.0, TipAdapterConfig()) == (50.0, 1.0)
 
 
 def test_values_that_are_set_are_used_as_they_are() -> None:

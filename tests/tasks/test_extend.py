@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import dear
 from dear.cli import build_app
+from dear.data.images import ListedImages
 from dear.errors import UsageError
 from dear.methods.tensors import unit
 from dear.runs.model import Model
@@ -57,6 +58,29 @@ def test_photos_help_more_than_the_name(run: Path) -> None:
     named = Model.load(run).with_classes(NEW, add=True).evaluate(test)
     shown = dear.extend(run, photos(5)).evaluate(test)
     assert shown.accuracy["default"] > named.accuracy["default"]
+
+
+def test_copies_of_photos_change_nothing(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    some = photos(3)
+    double = some.subset([*range(6), 0, 0, 1, 5])
+    usual, extended = dear.extend(run, some), dear.extend(run, double)
+    assert torch.allclose(extended.method.prompts.frozen, usual.method.prompts.frozen, atol=1e-6)
+    assert len(extended.reference.labels) == len(usual.reference.labels)
+    assert extended.spec.extended == {"horse": 3, "snake": 3}
+    assert "training images of the run" not in caplog.text
+    trained = dear.open_data("world:fauna", "train").select_classes(OLD)
+    row = drawn_rows(run, trained)[0]
+    items = (trained.image(row), *(some.image(place) for place in range(3)))
+    dear.extend(run, ListedImages(items, torch.zeros(4, dtype=torch.int64), ("horse",)))
+    assert "1 of 4 photos are training images of the run" in caplog.text
+    assert trained.classes[int(trained.labels[row])] in caplog.text
+
+
+def drawn_rows(run: Path, images: dear.ImageSet) -> list[int]:
+    """Places of the images that a run was trained on."""
+    reference = Model.load(run).reference
+    nearest = unit(Model.load(run).features(images)) @ reference.unit.T
+    return (nearest.amax(dim=1) > 1 - 1e-6).nonzero()[:, 0].tolist()
 
 
 @pytest.mark.parametrize("option", [("--seed", "2"), ("--no-check",), ("--tree", "t.json"), ("--shots", "0")])

@@ -14,7 +14,7 @@ from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip
 
 from dear.classifier import Classifier
-from dear.data.inputs import as_images
+from dear.data.inputs import as_images, check_labels
 from dear.errors import InputError
 from dear.images.arrays import from_array
 
@@ -107,6 +107,11 @@ def test_odd_labels(labels: object, item: str) -> None:
     images = [COLORS.image(i) for i in range(12)]
     with pytest.raises(InputError, match=item):
         classifier().fit(images, labels)
+
+
+def test_texts_of_numpy_and_python_are_one_kind() -> None:
+    labels = [np.str_("cat") if place % 2 else "cat" for place in range(6)]
+    assert check_labels([*labels, "dog"], 7).tolist() == ["cat"] * 6 + ["dog"]
 
 
 def test_integer_labels_ask_for_names() -> None:

@@ -36,6 +36,33 @@ def test_images_help_each_other(tmp_path: Path) -> None:
     assert [a.classes for a in readable] != [a.classes for a in alone if not a.error]
     with pytest.raises(UsageError, match="classes"):
         predict(run, tmp_path / "*.png", classes="cat", together=True)
+    zeroshot = adapt(Colors(each=4, seed=0), backbone=CLIP, method="zeroshot")
+    with pytest.raises(UsageError, match="classes"):  # its labels would be those of other classes
+        predict(zeroshot.with_classes(zeroshot.classes[::-1]), tmp_path / "*.png", together=True)
     uncalibrated = adapt(Colors(each=4, seed=0), backbone=CLIP, method="proker", calibrate=False)
     with pytest.raises(UsageError, match="calibrate"):
         predict(uncalibrated, tmp_path / "*.png", together=True)
+
+
+def test_a_tree_is_answered_by_the_joint_probabilities() -> None:
+    images = Colors(each=5, seed=1)
+    run = adapt(
+        Colors(each=4, seed=0),
+        backbone=CLIP,
+        method="proker",
+        tree={"warm": ["red"], "cold": ["green", "blue"]},
+    )
+    joint = predict(run, images, together=True, certain=0.5)
+    for answer in joint:
+        probabilities = dict(answer.classes)
+        sums = {**probabilities, "warm": probabilities["red"]}
+        sums["cold"] = probabilities["green"] + probabilities["blue"]
+        name, value = answer.node
+        assert value == pytest.approx(sums[name], abs=1e-6)
+        assert (name == max(probabilities, key=probabilities.__getitem__)) == (
+            max(probabilities.values()) >= 0.5
+        )
+    alone = predict(run, images, certain=0.5)
+    assert [answer.node for answer in joint] != [answer.node for answer in alone]
+    with pytest.raises(UsageError, match="reject"):
+        predict(run, images, together=True, reject=True)

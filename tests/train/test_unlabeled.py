@@ -126,6 +126,12 @@ def test_foreign_and_bad_pools(photos: Path, pool: Path, tmp_path: Path) -> None
     for folder in ("train", "test"):  # test images would be answered better than new ones
         with pytest.raises(DataError, match="12 images"):
             adapt(photos, backbone=CLIP, method="proker", unlabeled=photos / folder)
+    changed = tmp_path / "changed"  # of six labeled or test images, and nine others
+    save(Colors(each=3, seed=7), changed, folders=False)
+    for place, path in enumerate(sorted(photos.glob("*/red/*.png"))[1:7]):
+        Image.open(path).save(changed / f"copy {place}.jpg", quality=95, subsampling=0)
+    job = prepare(Spec(data=str(photos), method="proker", unlabeled=str(changed)), clip=CLIP)
+    assert (job.pool.images, job.pool.copies) == (9, 6)
     broken = save(Colors(each=3, seed=7), tmp_path / "broken", folders=False)
     (broken / "x.png").write_bytes(b"no image")
     job = prepare(Spec(data=str(photos), method="proker", unlabeled=str(broken)), clip=CLIP)

@@ -326,6 +326,8 @@ def test_folds_keep_duplicates_together_and_spare_single_groups() -> None:
     assert folds[0] == folds[1] != -1
     assert folds[4:].tolist() == [-1, -1, -1, -1]
     assert len({int(fold) for fold in folds[[0, 2, 3]]}) == 3
+    two_labels = label_folds(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), folds=2)
+    assert two_labels[[0, 2]].tolist() == [-1, -1]  # held out, class 1 could not be learned
 
 
 def test_duplicates_are_joined_through_others() -> None:

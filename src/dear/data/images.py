@@ -443,14 +443,14 @@ def file_digest(path: str | os.PathLike[str]) -> bytes:
     """Hash of a file's bytes; of a file that cannot be read, of its error's kind."""
     try:
         state = os.stat(path)
-        return _file_digest(os.path.abspath(path), state.st_size, state.st_mtime_ns)
+        return _file_digest(os.path.abspath(path), (state.st_size, state.st_mtime_ns, state.st_ctime_ns))
     except OSError as error:
         return of_parts(type(error).__name__)
 
 
 @lru_cache(maxsize=1 << 17)
-def _file_digest(path: str, size: int, changed: int) -> bytes:
-    """Hash of a file's bytes; `size` and `changed` (time of the last change) say when to read it again."""
+def _file_digest(path: str, state: tuple[int, ...]) -> bytes:
+    """Hash of a file's bytes; its state (size and times of change) says when to read it again."""
     return of_file(path)
 
 

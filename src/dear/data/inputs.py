@@ -169,9 +169,11 @@ def _is_missing(label: Any) -> bool:
 
 
 def _label_kind(label: Any) -> str:
-    """The kind of a label: whole and decimal numbers are one kind, truth values another."""
+    """The kind of a label: whole and decimal numbers are one kind, texts and truth values others."""
     if isinstance(label, bool | np.bool_):
         return "bool"
+    if isinstance(label, str):
+        return "str"
     return "number" if isinstance(label, int | float | np.number) else type(label).__name__
 
 

@@ -20,7 +20,7 @@ from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.names import CONCEPTS
 from dear.utils.files import read_json
-from dear.utils.text import unprintable
+from dear.utils.text import unknown_name, unprintable
 
 _MOST_WORDS, _LONGEST = 64, 80
 OWN_TEMPLATES = ("{}", "a {}", "a photo of a {}.", "the {}")
@@ -67,8 +67,9 @@ def find_attribute(name: str, attributes: Iterable[str]) -> str:
         for attribute in names if meant else ():
             if attribute.casefold() == meant:
                 return attribute
-    choices = f"choose from {', '.join(names)}" if names else "the role map has none"
-    raise UsageError(f"no attribute is called {name.strip()[:_LONGEST]!r}; {choices}")
+    if not names:
+        raise UsageError(f"no attribute is called {name.strip()[:_LONGEST]!r}; the role map has none")
+    raise UsageError(unknown_name("attribute", name.strip()[:_LONGEST], names))
 
 
 def _known_name(word: str) -> str:

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dear.data.folds import equal_rows
 from dear.methods.base import Method
 from dear.methods.focus import FeatureReader, FocusConfig, training_features
 from dear.methods.frozen import Batches, Frozen
@@ -139,8 +140,8 @@ def choose_votes(
 ) -> tuple[float, float]:
     """The alpha and beta with the best leave-one-out accuracy on the training images; ties by likelihood.
 
-    An image does not vote for itself, so its class loses a vote; the other votes for its class are scaled up
-    to compensate. Images that are the only one of their class are ignored.
+    An image and its copies (equal keys) do not vote for it, so its class loses votes; the other votes for its
+    class are scaled up to compensate. Images that are the only one of their class are ignored.
 
     Args:
         keys: of the training images, [n, W].
@@ -155,17 +156,20 @@ def choose_votes(
         return alphas[0], betas[0]
     truth = indicators(labels, zero_shot.shape[1]).to(keys.dtype)  # [n, C]
     counts, several = truth.sum(dim=0), labels.ndim == 2  # [C]
-    rows = torch.arange(len(labels)) if several else (counts[labels] > 1).nonzero()[:, 0]
+    units = torch.from_numpy(equal_rows(keys)).to(keys.device)
+    copies = units[:, None] == units  # [n, n]
+    others = counts - copies.to(truth.dtype) @ truth  # images of each class that are no copies of one, [n, C]
+    rows = torch.arange(len(labels)) if several else ((others * truth).amax(dim=1) > 0).nonzero()[:, 0]
     if not len(rows):
         alpha, beta = temperature * ONE_IMAGE[0], ONE_IMAGE[1]
         return alpha if config.alpha is None else config.alpha, beta if config.beta is None else config.beta
-    scale = counts / (counts - truth[rows]).clamp(min=1)  # [rows, C]
+    scale = counts / others[rows].clamp(min=1)  # [rows, C]
     scale = scale * vote_weights(labels) if several else scale
     cosines = keys[rows] @ keys.T
     best = None
     for beta in betas:
         similarity = torch.exp(-beta * (1 - cosines))  # [rows, n]
-        similarity[torch.arange(len(rows), device=rows.device), rows] = 0
+        similarity[copies[rows]] = 0
         votes = similarity @ truth * scale  # [rows, C]
         for alpha in alphas:
             logits = zero_shot[rows] + alpha * votes

@@ -1,9 +1,9 @@
 """Add classes to a run from a few photos, without training: `dear adapt --extend RUN`.
 
-A new class c has a text feature t_c and k photos with unit features, whose mean is m_c. With m the mean of
-the run's training images, the class is compared with `t_c + w (m_c - m)` at unit length, w = k / (k + 2).
-The difference of two means of images is on the scale on which texts differ, so that new and trained classes
-stay comparable; it counts more the more photos there are. Nothing learned changes.
+A new class c has a text feature t_c and k photos with unit features, copies counted once, whose mean is m_c.
+With m the mean of the run's training images, the class is compared with `t_c + w (m_c - m)` at unit length,
+w = k / (k + 2). The difference of two means of images is on the scale on which texts differ, so that new and
+trained classes stay comparable; it counts more the more photos there are. Nothing learned changes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from dear.calibration.reference import Reference
 from dear.clip.model import Clip
 from dear.data.check import check_images
+from dear.data.duplicates import find_duplicates
 from dear.data.images import ImageSet, ListedImages, readable, require_one_label
 from dear.data.open import open_data
 from dear.data.texts import read_texts, resolve_texts
@@ -32,10 +33,12 @@ from dear.runs.folder import check_folder
 from dear.runs.model import Model, Run
 from dear.tasks.load import load_model
 from dear.utils.files import PathLike
+from dear.utils.notices import warn
 
 # Measured with five photos (docs/results/data.md): 0.5 to 2 differ by at most 2 points; 8 loses up to 3
 # with zero-shot and gains 2 with DeAR on one set.
 HALF = 2.0  #: photos with which the direction from photos counts half
+SAME = 2e-3  #: distance of unit features up to which a photo is a training image, kept in half precision
 
 
 def extend(
@@ -85,13 +88,18 @@ def extend(
         data if isinstance(data, ImageSet) else _open(data, data_root, margin), unreadable
     ).kept
     require_one_label(images, "extend")
+    images = images.subset(
+        find_duplicates(images).distinct(images.labels.tolist())
+    )  # a copy shows nothing new
     known = next((name for name in images.classes if name in model.classes), None)
     if known is not None:
         raise UsageError(f"{images.name}: the class {known!r} is trained already; name only new classes")
     names = combine_classes(images.classes, model.classes, add=True)
     listed = getattr(images, "texts", None) if texts is None else read_texts(texts)
     class_texts = resolve_texts(listed, images.classes, model.template) if listed else {}
-    method = model.method.with_classes(names, texts=_with_photos(model, images, class_texts))
+    features = unit(model.features(images).float())
+    _warn_of_training_images(model, images, features)
+    method = model.method.with_classes(names, texts=_with_photos(model, images, features, class_texts))
     spec = msgspec.structs.replace(
         model.spec,
         classes=names,
@@ -101,7 +109,7 @@ def extend(
     extended = Model(
         method,
         model.calibration,
-        reference=_reference(model.reference, model.features(images), images, len(model.classes)),
+        reference=_reference(model.reference, features, images, len(model.classes)),
         spec=spec,
         metrics=dict(model.metrics),
         lines=list(model.lines),
@@ -130,14 +138,33 @@ def _counts(images: ImageSet) -> dict[str, int]:
     return dict(zip(images.classes, counts, strict=True))
 
 
-def _with_photos(model: Model, images: ImageSet, texts: Mapping[str, tuple[str, ...]]) -> ClassTexts:
+def _warn_of_training_images(model: Model, images: ImageSet, features: Tensor) -> None:
+    """Warn of photos of new classes whose unit features [n, E] are those of training images of the run."""
+    assert model.reference is not None
+    others = model.reference.unit
+    shared = [
+        (place, model.classes[int(model.reference.labels[row])])
+        for place, row in enumerate((features @ others.T).argmax(dim=1).tolist())
+        if float((features[place] - others[row]).norm()) < SAME
+    ]
+    if shared:
+        place, other = shared[0]
+        warn(
+            f"{len(shared)} of {len(images)} photos are training images of the run: {images.key(place)} is "
+            f"{other!r} there and {images.classes[int(images.labels[place])]!r} here; correct one of them"
+        )
+
+
+def _with_photos(
+    model: Model, images: ImageSet, features: Tensor, texts: Mapping[str, tuple[str, ...]]
+) -> ClassTexts:
     """The run's texts, and for each new class the mean of its texts moved toward its photos."""
     assert model.reference is not None
     before, template, clip = model.method.prompts.texts, model.template, model.clip
     sentences = {name: texts.get(name) or before.of(name, template) for name in images.classes}
     added = ClassTexts(sentences)
     rows = added.features(clip, images.classes, template)
-    features = unit(model.features(images)).to(clip.device)
+    features = features.to(clip.device)
     center = class_means(model.reference.unit, model.reference.labels).mean(dim=0).to(features)
     means: dict[str, Tensor] = {}
     for label, (name, count) in enumerate(_counts(images).items()):
@@ -154,7 +181,7 @@ def class_means(features: Tensor, labels: Tensor) -> Tensor:
 
 def _reference(reference: Reference, features: Tensor, images: ImageSet, first: int) -> Reference:
     """The training features with those of the new photos, whose labels count on from `first`."""
-    new = unit(features.float()).half().cpu()
     return Reference(
-        torch.cat([reference.features, new]), torch.cat([reference.labels, images.labels.cpu() + first])
+        torch.cat([reference.features, features.half().cpu()]),
+        torch.cat([reference.labels, images.labels.cpu() + first]),
     )

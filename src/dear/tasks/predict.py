@@ -105,6 +105,8 @@ def predict(
         run = load_model(run, backbone, device)
         if run.method.several:
             raise UsageError("together: needs one label per image, but this run has several; leave it out")
+        if run.tree is not None and share is not None:
+            raise UsageError("together: a run with a tree rejects no images; leave reject out")
     if together and (classes is not None or template is not None or isinstance(run, Exported)):
         raise UsageError(
             "together answers with the trained classes of a run; leave classes, template and onnx out"
@@ -133,7 +135,7 @@ def predict(
         if together:
             from dear.tasks.together import answer_together
 
-            answers = answer_together(model, pictures, answers, top, mode)
+            answers = answer_together(model, pictures, answers, top, mode, certain)
     predictions = Predictions(tuple(answers))
     predictions.require_readable()
     if csv is not None:

@@ -18,6 +18,7 @@ from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.runs.answer import Answer
 from dear.runs.model import Model
+from dear.runs.tree import check_certain
 from dear.unlabeled import UNLABELED, fit_semi_supervised_probe
 
 
@@ -25,10 +26,13 @@ def joint_probabilities(model: Model, images: Images, mode: str | None = None) -
     """Probabilities [n, C] of images that help each other; rows of unreadable images are NaN.
 
     Raises:
-        UsageError: the run keeps no labeled features, because it was not calibrated.
+        UsageError: the run keeps no labeled features, because it was not calibrated; or the model is on
+            other classes than its labels are of.
     """
     if model.reference is None:
         raise UsageError("together needs the features of labeled images; train the run with calibrate on")
+    if model.spec is not None and model.classes != model.spec.classes:
+        raise UsageError("together answers with the trained classes of a run; leave classes out")
     probabilities = model.probabilities(images, mode, unreadable="skip").float()
     rows = (~probabilities.isnan().any(dim=1)).nonzero()[:, 0].tolist()
     if not rows:
@@ -45,16 +49,24 @@ def joint_probabilities(model: Model, images: Images, mode: str | None = None) -
 
 
 def answer_together(
-    model: Model, images: Images, answers: Sequence[Answer], top: int = 5, mode: str | None = None
+    model: Model,
+    images: Images,
+    answers: Sequence[Answer],
+    top: int = 5,
+    mode: str | None = None,
+    certain: float | None = None,
 ) -> list[Answer]:
-    """The answers of a model with the classes and probabilities of `joint_probabilities`.
+    """The answers of a model with the classes, nodes and probabilities of `joint_probabilities`.
 
     Whether an image is rejected stays what the model says of it alone.
     """
-    probabilities = joint_probabilities(model, images, mode)
+    tree, probabilities = model.tree, joint_probabilities(model, images, mode)
     values, columns = probabilities.topk(min(top, probabilities.shape[1]), dim=1)
+    nodes: Sequence[tuple[str, float] | None] = [None] * len(answers)
+    if tree is not None:
+        nodes, _ = tree.answers(probabilities.nan_to_num(), check_certain(certain, tree))
     changed = []
-    for answer, row, places in zip(answers, values.tolist(), columns.tolist(), strict=True):
+    for answer, row, places, node in zip(answers, values.tolist(), columns.tolist(), nodes, strict=True):
         pairs = tuple((model.classes[place], value) for place, value in zip(places, row, strict=True))
-        changed.append(answer if answer.error is not None else replace(answer, classes=pairs))
+        changed.append(answer if answer.error is not None else replace(answer, classes=pairs, node=node))
     return changed

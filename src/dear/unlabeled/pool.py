@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dear.data.folds import assign_folds
 from dear.errors import InputError
 from dear.unlabeled.graph import centered_unit, nearest_neighbors
 from dear.unlabeled.probe import UNLABELED, check_labels, draw_rows, fit_semi_supervised_probe
@@ -85,20 +86,11 @@ def label_folds(labels: Tensor, groups: Tensor, folds: int = FOLDS, seed: int = 
     >>> label_folds(torch.tensor([0, 0, 1, -1]), torch.arange(4), folds=2).sort().values.tolist()
     [-1, -1, 0, 1]
     """
-    generator = torch.Generator().manual_seed(seed)
+    rows = (labels != UNLABELED).nonzero()[:, 0]
+    keys = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
+    assigned = assign_folds(labels[rows].cpu().numpy(), folds, keys, groups[rows].cpu().numpy())
     fold = torch.full_like(labels, -1)
-    fold_of_group: dict[int, int] = {}
-    dealt = 0
-    for label in labels[labels != UNLABELED].unique().tolist():
-        rows = (labels == label).nonzero()[:, 0]
-        names = groups[rows].unique()
-        if len(names) < 2:
-            continue
-        for name in names[torch.randperm(len(names), generator=generator).to(names.device)].tolist():
-            if name not in fold_of_group:
-                fold_of_group[name] = dealt % folds
-                dealt += 1
-            fold[rows[groups[rows] == name]] = fold_of_group[name]
+    fold[rows] = torch.from_numpy(assigned).to(labels)
     return fold
 
 

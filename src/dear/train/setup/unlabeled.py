@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.data.check import find_unreadable
-from dear.data.duplicates import Duplicates
+from dear.data.duplicates import MOST_IMAGES, Duplicates, matching_pairs, read_prints
 from dear.data.images import ImageSet, Source, content_digest
 from dear.data.open import open_data
 from dear.data.unlabeled import REST, Relabeled, open_unlabeled, rest_of, unlabeled_part
@@ -296,13 +296,11 @@ def _distinct(
     bad = find_unreadable(pool, range(len(pool)))
     places = {item.place for item in bad}
     readable = [index for index in range(len(pool)) if index not in places]
-    taken = {
-        content_digest(each, index)
-        for each in (images, tests)
-        if each is not None
-        for index in range(len(each))
-    }
+    others = [each for each in (images, tests) if each is not None]
+    taken = {content_digest(each, index) for each in others for index in range(len(each))}
     rows = [index for index in readable if content_digest(pool, index) not in taken]
+    near = _near_copies(pool.subset(rows), others)
+    rows = [row for place, row in enumerate(rows) if place not in near]
     if not readable:
         raise DataError(
             f"{pool.name}: none of the {len(pool)} unlabeled images can be read; the first: {bad[0].reason}"
@@ -313,6 +311,15 @@ def _distinct(
             "images must be others"
         )
     return pool.subset(rows), tuple(item.reason for item in bad), len(readable) - len(rows)
+
+
+def _near_copies(pool: ImageSet, others: Sequence[ImageSet]) -> set[int]:
+    """Places of the images of a pool that are re-saved, resized or mirrored images of other sets."""
+    if len(pool) + sum(map(len, others)) > MOST_IMAGES:
+        return set()
+    places, prints = read_prints(pool)
+    pairs = [pair for each in others for pair in matching_pairs(prints, read_prints(each)[1])]
+    return {int(places[place]) for rows, _, _ in pairs for place in rows.tolist()}
 
 
 def _limit(pseudo: PseudoLabels, classes: int, quick: bool) -> PseudoLabels:
