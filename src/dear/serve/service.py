@@ -270,27 +270,22 @@ class Service:
 
     async def text_features(self, texts: Sequence[str], caller: str = "") -> tuple[Tensor, int]:
         """Unit text features [N, E], and the number of tokens."""
-        parts = [torch.empty(0, self.clip.config.embed_dim)]
-        if not texts:
-            return parts[0], 0
-        ids = await asyncio.get_running_loop().run_in_executor(self._builders, self._tokenize, texts)
-        start = 0
-        while start < len(ids):
-            some = ids[start : start + self._pace.pieces(_TEXTS_AT_ONCE)]
-            timed = partial(self._pace.timed, len(some), partial(self._encode_text, some))
+        parts, start = [(torch.empty(0, self.clip.config.embed_dim), 0)], 0
+        while start < len(texts):
+            some = texts[start : start + self._pace.pieces(_TEXTS_AT_ONCE)]
+            timed = partial(self._pace.timed, len(some), partial(self._encode_texts, some))
             parts.append(await self.batcher.call(timed, caller, len(some)))
             start += len(some)
-        return torch.cat(parts), int(ids.count_nonzero())
-
-    def _tokenize(self, texts: Sequence[str]) -> Tensor:
-        try:
-            return self.clip.tokenize(texts)
-        except InputError as error:
-            raise Refused(400, str(error)) from None
+        return torch.cat([features for features, _ in parts]), sum(tokens for _, tokens in parts)
 
     @torch.inference_mode()
-    def _encode_text(self, ids: Tensor) -> Tensor:
-        return torch.nn.functional.normalize(self.clip.encode_text(ids).float(), dim=-1).cpu()
+    def _encode_texts(self, texts: Sequence[str]) -> tuple[Tensor, int]:
+        try:
+            ids = self.clip.tokenize(texts)
+        except InputError as error:
+            raise Refused(400, str(error)) from None
+        features = torch.nn.functional.normalize(self.clip.encode_text(ids).float(), dim=-1).cpu()
+        return features, int(ids.count_nonzero())
 
     # -- management -------------------------------------------------------------------------------
 
