@@ -30,6 +30,7 @@ WRONG = """
 zeroshot | --data
 zeroshot --data | --data
 zeroshot --dta photos | --dta
+zeroshot --data photos --classes +wolf | +wolf
 zeroshot --data nowhere | nowhere
 zeroshot --data eurosatt | eurosatt & EuroSAT
 zeroshot --data EuroSAT | EuroSAT & eurosat/ & --data-root

@@ -150,7 +150,9 @@ def test_the_balance_of_classes(paint):
     root = paint("b/1.png", "b/2.png", "b/3.png", "a/1.png", "a/2.png", "a/3.png", "c10/1.png", "c2/1.png")
     counts = class_counts(open_folder(root, "all"))
     assert list(counts.items()) == [("c2", 1), ("c10", 1), ("a", 3), ("b", 3)]
-    assert describe_balance(counts).startswith("8 images of 4 classes, from 1 to 3 per class; fewest: c2 1")
+    assert describe_balance(counts, 8).startswith(
+        "8 images of 4 classes, from 1 to 3 per class; fewest: c2 1"
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from dear.cli import build_app
 from dear.data import open_data
 from dear.data.paths import Inside
 from dear.data.table import open_table
@@ -95,6 +97,14 @@ def test_paths_may_start_from_another_root(paint):
     path = table(root, "path,label\na.png,cat\n")
     data = open_data(path, "all", root=root / "images")
     assert data.image(0).size == (12, 8)
+
+
+def test_data_check_takes_the_root_of_a_table(paint, tmp_path):
+    root = paint("images/a.png", "images/b.png")
+    path = table(root, "path,label,split\na.png,cat,train\nb.png,cat,test\n")
+    done = CliRunner().invoke(build_app(), ["data", "check", str(path), "--data-root", str(root / "images")])
+    assert done.exit_code == 0, done.output
+    assert "1 images of 1 classes" in done.output
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from sklearn.multiclass import OneVsRestClassifier
 
 import dear
 from dear.calibration.sets import best_thresholds, fit_sigmoids
+from dear.data.check import class_counts, describe_balance
 from dear.data.images import main_labels
 from dear.errors import DataError, DearError, InputError, UsageError
 from dear.methods.logistic import fit_logistic
@@ -22,7 +23,7 @@ from dear.methods.tensors import unit
 from dear.runs.evaluate_sets import SetEvaluation, average_precision
 from dear.runs.model import Model
 from dear.tasks.audit.page import audit_page
-from dear.tasks.audit.reliance import without
+from dear.tasks.audit.reliance import HeldOutScores, without
 from dear.tasks.explain.dataset import explain_set
 from dear.tasks.explain.explainer import Explainer
 from dear.tasks.explain.page import section
@@ -69,6 +70,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, training: dear.ImageSet) -> Pa
 def evaluation(run: Path, testing: dear.ImageSet) -> SetEvaluation:
     found = dear.evaluate(run, testing)
     assert isinstance(found, SetEvaluation)
+    assert len(repr(found)) < 200
     return found
 
 
@@ -310,7 +312,7 @@ def test_an_audit_compares_each_label_with_its_absence(
         differ = ("fox" in (answer.labels or ())) != ("fox" in (other.labels or ()))
         assert differ == (place in changed)
     assert result.report()["suspected"] == ["fox: Location"]
-    assert not result.next_steps  # training without a concept needs one label per image
+    assert not replace(result, run="run").next_steps  # training without a concept needs one label per image
     rows = result.to_frame(per_image=True)
     assert set(rows[rows["issue"] == "answer changes without"]["image"]) == {test.key(p) for p in changed}
     assert finding.association.table[0].sum() == learn.targets[:, column].sum()
@@ -345,3 +347,36 @@ def test_mixed_labels_name_the_place(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"path": "0.png", "labels": ["a", 2.5]}')
     with pytest.raises(DataError, match=r"row 1: labels.*2\.5"):
         dear.open_data(tmp_path / "t.jsonl", "all")
+
+
+def test_embed_writes_sets(run: Path, data: Path, testing: dear.ImageSet) -> None:
+    table = dear.embed(data, run=run).to_frame()
+    assert list(table.columns) == ["path", "label", "split", "embedding", "answer", "probability", "error"]
+    table = table[table["split"] == "test"]
+    predictions = dear.predict(run, list(table["path"]))
+    assert list(table["answer"]) == predictions.labels
+    written = {frozenset(label.split(";")) for label in table["label"]}
+    assert any(len(labels) > 1 for labels in written)
+
+
+def test_embed_keeps_the_labels_of_a_set(testing: dear.ImageSet) -> None:
+    few = testing.subset(range(4))
+    labels = dear.embed(few).columns["label"]
+    assert [set(label.split(";")) for label in labels] == [
+        {name for name, one in zip(few.classes, row, strict=True) if one} for row in few.targets.tolist()
+    ]
+
+
+def test_data_check_counts_every_label(data: Path, training: dear.ImageSet) -> None:
+    counts = class_counts(training)
+    assert counts == dict(zip(training.classes, training.targets.sum(dim=0).tolist(), strict=True))
+    assert describe_balance(counts, len(training)).startswith(f"{len(training)} images")
+
+
+def test_an_audit_tests_no_label_that_no_held_out_image_has(run: Path, testing: dear.ImageSet) -> None:
+    model = dear.load(run)
+    assert isinstance(model, Model)
+    tested = HeldOutScores.of(model, testing.subset(range(2)), [1], None, lambda *_: None)
+    concerned = {name: bool(tested.concerned(name).any()) for name in model.classes}
+    assert not all(concerned.values())
+    assert any(concerned.values())

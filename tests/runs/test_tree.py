@@ -60,8 +60,10 @@ def test_malformed_trees_name_the_item(tmp_path: Path, tree: object, item: str) 
 
 
 def test_names_must_be_classes_or_parents() -> None:
-    with pytest.raises(DataError, match="'siamesee'"):
-        resolve_tree({"siamesee": "cat"}, ["siamese"])
+    with pytest.raises(DataError, match=r"'siamesee'.*'siamese'"):
+        resolve_tree({"siamesee": "cat"}, ["beagle", "poodle", "terrier", "siamese"])
+    with pytest.raises(DataError, match="two parents"):  # two spellings of one class
+        resolve_tree({"Siamese_cat": "cat", "siamese cat": "dog"}, ["siamese cat"])
     with pytest.raises(DataError, match="'cat'"):
         resolve_tree({"siamese": "cat"}, ["siamese", "cat"])
 

@@ -112,6 +112,7 @@ def test_a_model_that_answers_by_light_is_found_out(photos: ListedImages) -> Non
     assert (result.plain, result.images) == (0.0, 40)
     assert result.edited > 0.9
     assert result.relies
+    assert -1 <= result.interval[0] <= result.interval[1] <= 1
     unmoved = causal_test(edited, by_nothing)
     assert unmoved.extra == 0
     assert not unmoved.relies

@@ -85,7 +85,7 @@ def check(
             echo(str(check))
         raise typer.Exit(0 if check.complete else 1)
     else:
-        splits = check_splits(name)
+        splits = check_splits(name, data_root)
         if as_json:
             print_json(splits.report())
         else:

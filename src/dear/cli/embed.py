@@ -19,7 +19,7 @@ def embed(
     ],
     out: Annotated[Path, Option("--out", "-o", help="Folder of the Parquet files.")],
     run: Annotated[
-        Path | None, Option("--run", help="Run whose answers to compute instead of features.", **opt.AS_RUN)
+        Path | None, Option("--run", help="Run whose answers to compute as well.", **opt.AS_RUN)
     ] = None,
     backbone: Annotated[
         str | None,

@@ -91,5 +91,5 @@ def export(
             f"{precision}: loses {loss.points:.2f} points of accuracy ({loss.float32:.2%} to "
             f"{loss.reduced:.2%}) on {loss.images:,} images of {loss.data}; {loss.same:.1%} keep their answer"
         )
-    if not result.rejects and not encoder_only:
+    if not result.rejects and not result.several and not encoder_only:
         say("notice: the run is not calibrated for its classes, so the file cannot answer “none of these”")

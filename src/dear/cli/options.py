@@ -63,10 +63,16 @@ OwnBackbone = Annotated[
 Data = Annotated[
     str,
     Option(
-        "--data", "-d", help="A folder of class folders, a CSV/JSONL table, a benchmark name, or world:NAME."
+        "--data",
+        "-d",
+        help="A folder of class folders, a table (CSV, JSONL, Parquet, COCO JSON), a benchmark name, "
+        "hf://datasets/NAME, or world:NAME.",
     ),
 ]
-DataRoot = Annotated[str | None, Option(help="Where the benchmark datasets are kept.")]
+DataRoot = Annotated[
+    str | None,
+    Option(help="The folder that relative paths of a table start from, or that holds the benchmarks."),
+]
 MARGIN = "Margin around boxes (x, y, width, height), as a fraction of each box"
 Margin = Annotated[float, Option("--box-margin", help=f"{MARGIN}.")]
 MarginOrRun = Annotated[float | None, Option("--box-margin", help=f"{MARGIN} (default: as in training).")]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear.data.images import ImageSet, Wrapped, natural_key
+from dear.data.images import ImageSet, Wrapped, natural_key, targets_of
 from dear.data.layouts import Benchmark
 from dear.data.open import BENCHMARKS, find_benchmark, list_benchmark, named_split, open_data
 from dear.errors import DataError, InputError, UsageError
@@ -51,22 +51,26 @@ class ImageReport:
 
 
 def class_counts(images: ImageSet) -> dict[str, int]:
-    """Images of each class, fewest first, classes without any included."""
-    counts = torch.bincount(images.labels, minlength=len(images.classes)).tolist()
-    named = zip(images.classes, counts, strict=True)
+    """Images of each class, fewest first, classes without any included; every label of an image counts."""
+    targets = targets_of(images)
+    if targets is None:
+        counts = torch.bincount(images.labels, minlength=len(images.classes))
+    else:
+        counts = targets.sum(dim=0)
+    named = zip(images.classes, counts.tolist(), strict=True)
     return dict(sorted(named, key=lambda item: (item[1], natural_key(item[0]))))
 
 
-def describe_balance(counts: dict[str, int], shown: int = 5) -> str:
+def describe_balance(counts: dict[str, int], images: int, shown: int = 5) -> str:
     """How evenly images are spread over classes, in one sentence.
 
-    >>> describe_balance({"cat": 4, "dog": 4})
+    >>> describe_balance({"cat": 4, "dog": 4}, 8)
     '8 images of 2 classes, 4 per class'
-    >>> describe_balance({"cat": 0, "dog": 2, "emu": 40})
+    >>> describe_balance({"cat": 0, "dog": 2, "emu": 40}, 42)
     '42 images of 3 classes, from 0 to 40 per class; fewest: cat 0, dog 2, emu 40'
     """
     values = list(counts.values())
-    start = f"{sum(values)} images of {len(values)} classes, "
+    start = f"{images} images of {len(values)} classes, "
     if not values or values[0] == values[-1]:
         return f"{start}{values[0] if values else 0} per class"
     fewest = ", ".join(f"{name} {count}" for name, count in list(counts.items())[:shown])
@@ -151,6 +155,7 @@ class SplitCheck:
     """What a folder, a table or a world task contains: images per class, and files that cannot be used."""
 
     name: str
+    images: dict[str, int]  #: by split; fewer than the counts where images have several labels
     counts: dict[str, dict[str, int]]  #: by split, images of each class; `val` only where it is separate
     unreadable: tuple[str, ...]  #: why images cannot be read
     not_images: tuple[str, ...]  #: files of a folder whose names are not those of images
@@ -159,7 +164,7 @@ class SplitCheck:
         """Plain values for JSON."""
         splits = {
             split: {
-                "images": sum(counts.values()),
+                "images": self.images[split],
                 "classes": len(counts),
                 "fewest": min(counts.values(), default=0),
                 "most": max(counts.values(), default=0),
@@ -174,7 +179,7 @@ class SplitCheck:
         lines = []
         for split, counts in self.counts.items():
             unused = "; not used by training" if split == "val" else ""
-            lines.append(f"{split}: {describe_balance(counts)}{unused}")
+            lines.append(f"{split}: {describe_balance(counts, self.images[split])}{unused}")
         lines += [f"unreadable: {reason}" for reason in self.unreadable]
         if self.not_images:
             more = f" and {len(self.not_images) - 5} more" if len(self.not_images) > 5 else ""
@@ -183,20 +188,26 @@ class SplitCheck:
         return "\n".join(lines)
 
 
-def check_splits(name: str) -> SplitCheck:
+def check_splits(name: str, root: str | None = None) -> SplitCheck:
     """Read every image of a folder, a table or a world task, and count those of each class.
+
+    Args:
+        name: what `open_data` takes.
+        root: the folder that relative paths of a table start from.
 
     Raises:
         DataError: it cannot be opened.
     """
     split = named_split(name)
-    sets = {each: open_data(name, each) for each in (("train", "test") if split is None else (split,))}
+    splits = ("train", "test") if split is None else (split,)
+    sets = {each: open_data(name, each, root=root) for each in splits}
     with suppress(DataError):  # there is none
-        val = open_data(name, "val")
+        val = open_data(name, "val", root=root)
         if split is None and _keys(val) != _keys(sets["test"]):
             sets["val"] = val
     return SplitCheck(
         name,
+        {each: len(images) for each, images in sets.items()},
         {each: class_counts(images) for each, images in sets.items()},
         tuple(item.reason for images in sets.values() for item in check_images(images, "skip").unreadable),
         tuple(other_paths(Path(name))) if Path(name).is_dir() else (),

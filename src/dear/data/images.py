@@ -294,13 +294,13 @@ def targets_of(images: ImageSet) -> Tensor | None:
     return targets
 
 
-def label_text(images: ImageSet, index: int) -> str:
-    """The class of an image, or its several classes with commas between; "none" for an image without one."""
+def label_text(images: ImageSet, index: int, separator: str = ", ") -> str:
+    """The class of an image, or its several classes; "none" for an image without one."""
     targets = targets_of(images)
     if targets is None:
         return images.classes[int(images.labels[index])]
     has = targets[index].tolist()
-    return ", ".join(name for name, one in zip(images.classes, has, strict=True) if one) or "none"
+    return separator.join(name for name, one in zip(images.classes, has, strict=True) if one) or "none"
 
 
 def require_one_label(images: ImageSet, task: str) -> None:

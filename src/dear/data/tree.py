@@ -7,6 +7,7 @@ or a mapping from child to parent (`{"siamese": "cat"}`). Classes without a pare
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -82,7 +83,9 @@ def resolve_tree(parents: Mapping[str, str], classes: Sequence[str], place: str 
     {'siamese cat': 'cat'}
     """
     known = {fold_name(name): name for name in classes}
-    renamed = {known.get(fold_name(child), child): parent for child, parent in parents.items()}
+    renamed: Parents = {}
+    for child, parent in parents.items():
+        _add(renamed, known.get(fold_name(child), child), parent, place)
     upper = set(renamed.values())
     both = next((name for name in classes if name in upper), None)
     if both is not None:
@@ -92,8 +95,11 @@ def resolve_tree(parents: Mapping[str, str], classes: Sequence[str], place: str 
     names = set(classes)
     odd = next((child for child in renamed if child not in names and child not in upper), None)
     if odd is not None:
-        raise DataError(f"{place}: {odd!r} is neither a class nor a parent; the classes start with "
-                        f"{', '.join(map(repr, classes[:3]))}")  # fmt: skip
+        near = difflib.get_close_matches(odd, classes, 1) or classes[:3]
+        some = ", ".join(map(repr, near))
+        raise DataError(
+            f"{place}: {odd!r} is neither a class nor a parent; a leaf must be a class, such as {some}"
+        )
     used: Parents = {}
     for name in classes:
         node = name

@@ -38,6 +38,7 @@ class ExportResult:
     parameters: int = 0  #: of a plain CLIP
     template: str = ""  #: prompt that a plain CLIP was adapted with
     rejects: bool = False  #: whether the file can answer "none of these"
+    several: bool = False  #: whether it answers with sets of labels, which may be empty
     precision: str = "float32"
     loss: Loss | None = None  #: measured loss of accuracy in float16 or int8
 
@@ -135,6 +136,7 @@ def export_run(
         written.size,
         written.difference,
         rejects=written.rejects,
+        several=model.method.several,
         precision=precision,
         loss=written.loss,
     )

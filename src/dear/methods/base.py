@@ -145,8 +145,8 @@ class Method(nn.Module):
             )
         if several and not self.several_labels:
             raise UsageError(
-                f"the method {self.name!r} needs one label per image, got several=True; use dear, "
-                "linear-probe, proker, tip-adapter, lp-plus-plus, or zeroshot for several labels"
+                f"the method {self.name!r} needs one label per image, but the data has several (labels); use "
+                "dear, linear-probe, proker, tip-adapter, lp-plus-plus, or zeroshot"
             )
         self.several = several
         self.roles = roles

@@ -18,7 +18,7 @@ DRAWS = 200  #: of images with replacement, for intervals
 _LEVEL = (0.05, 0.95)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SetEvaluation(Evaluation):
     """The predictions of a model with several labels per image on a set.
 
@@ -123,6 +123,11 @@ class SetEvaluation(Evaluation):
         counts = dict(zip(self.classes, self.labels.sum(dim=0).tolist(), strict=True))
         frame.insert(0, "images", {name: counts[name] for name in frame.index})
         return frame.rename_axis("class")
+
+    def __repr__(self) -> str:
+        figures = ", ".join(f"{mode} {value:.1%}" for mode, value in self.mean_precision.items())
+        count = f"{len(self.labels)} images of {len(self.classes)} classes"
+        return f"<SetEvaluation: {count}, mean average precision {figures}>"
 
     def _repr_html_(self) -> str:
         return f"<p><b>{escape(self.title)}</b></p>{self.to_frame().to_html(float_format='{:.3f}'.format)}"

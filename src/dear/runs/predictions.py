@@ -52,7 +52,7 @@ class Predictions(Sequence[Answer]):
     @property
     def labels(self) -> list[str | None]:
         """The answer of each image: a class, "none of these", or None for an unreadable image."""
-        return [_label(answer) for answer in self.answers]
+        return [answer_label(answer) for answer in self.answers]
 
     @property
     def errors(self) -> list[str]:
@@ -76,7 +76,7 @@ class Predictions(Sequence[Answer]):
         count = max([1, *(len(answer.classes) for answer in self.answers)])
         rows = []
         for answer in self.answers:
-            row: dict[str, Any] = {"image": answer.image, "answer": _label(answer)}
+            row: dict[str, Any] = {"image": answer.image, "answer": answer_label(answer)}
             for place in range(count):
                 name, value = answer.classes[place] if place < len(answer.classes) else (None, None)
                 row[f"class_{place + 1}"], row[f"probability_{place + 1}"] = name, value
@@ -88,7 +88,7 @@ class Predictions(Sequence[Answer]):
         return [
             {
                 "image": answer.image,
-                "answer": _label(answer),
+                "answer": answer_label(answer),
                 "classes": [{"name": name, "probability": value} for name, value in answer.classes],
                 "rejected": answer.rejected,  # null: rejection is off
                 **(
@@ -135,14 +135,15 @@ class Predictions(Sequence[Answer]):
         rows = ""
         for answer in self.answers[:50]:
             likeliest = ", ".join(f"{name} {value:.1%}" for name, value in answer.classes[:3])
-            cells = (answer.image, _label(answer) or "", answer.error or likeliest)
+            cells = (answer.image, answer_label(answer) or "", answer.error or likeliest)
             rows += "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
         more = f"<p>and {len(self) - 50} more</p>" if len(self) > 50 else ""
         head = "<tr><th>image</th><th>answer</th><th>likeliest classes</th></tr>"
         return f"<table>{head}{rows}</table>{more}"
 
 
-def _label(answer: Answer) -> str | None:
+def answer_label(answer: Answer) -> str | None:
+    """The answer in words, several labels with `;` between; None where the image could not be read."""
     if answer.rejected:
         return NONE_OF_THESE
     if answer.labels is not None:

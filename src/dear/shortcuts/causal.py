@@ -51,7 +51,7 @@ class EditTest:
         count, moved_in, moved_out = self.images + 2, self.moved_in + 0.5, self.moved_out + 0.5
         middle = (moved_in - moved_out) / count
         half = Z * np.sqrt(moved_in + moved_out - (moved_in - moved_out) ** 2 / count) / count
-        return float(middle - half), float(middle + half)
+        return max(-1.0, float(middle - half)), min(1.0, float(middle + half))
 
     @property
     def relies(self) -> bool:

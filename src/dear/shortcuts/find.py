@@ -15,6 +15,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from dear.errors import UsageError
+from dear.heads.corpus.build import article
 from dear.shortcuts.marks import Mark, Mask, common_patch, fixed_marks
 from dear.shortcuts.properties import CORNERS, PROPERTIES, Floats, Measured, Property, property_column
 
@@ -199,9 +200,10 @@ def _numeric_scores(numbers: Floats, ranks: Floats, members: Mask, label: int, n
 
 def _mark(mark: Mark, label: int, name: str) -> Shortcut:
     color = "" if mark.color == "mixed" else f"{mark.color} "
-    article = "" if mark.place.startswith("corners") else "a "
     if mark.place in ("background", "frame") or mark.place.startswith("corners"):
-        look, kind = f"with {article}{color}{mark.place}", "frame" if mark.place != "background" else "mark"
+        described = f"{color}{mark.place}"
+        look = f"with {described if mark.place.startswith('corners') else article(described)}"
+        kind = "frame" if mark.place != "background" else "mark"
     else:
         look, kind = f"with the same {color}mark at the {mark.place}", "mark"
     return Shortcut(label, name, "mark", kind, mark.score, look, mark=mark)

@@ -23,7 +23,7 @@ from dear.errors import DataError, DiskError, RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import build_method
 from dear.methods.texts import ClassTexts
-from dear.runs.class_lists import combine_classes, split_class_list
+from dear.runs.class_lists import ADD, combine_classes, split_class_list
 from dear.runs.evaluate import Evaluation, Rejection, share_interval
 from dear.runs.evaluate_sets import SetEvaluation
 from dear.runs.folder import add_metrics
@@ -189,6 +189,11 @@ def zeroshot(
     listed = None if texts is None else read_texts(texts)
     if classes is not None:
         names = split_class_list(classes) if isinstance(classes, str) else list(classes)
+        added = next((name for name in names if name.startswith(ADD)), None)
+        if added is not None:
+            raise UsageError(
+                f"classes: zeroshot has no trained classes to add {added!r} to; list every class"
+            )
         combine_classes(names, ())
         prompt = template or TEMPLATE
         class_texts = _class_texts(listed, names, prompt)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import PackageNotFoundError, distribution
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from dear.errors import UsageError
 
@@ -23,7 +24,7 @@ def install_command(extra: str) -> str:
         origin = {}
     place = urlsplit(str(origin.get("url", "")))
     editable = "--editable " if origin.get("dir_info", {}).get("editable") else ""
-    target = unquote(place.path) if place.scheme == "file" and "dir_info" in origin else PACKAGE
+    target = url2pathname(place.path) if place.scheme == "file" and "dir_info" in origin else PACKAGE
     return f"pip install {editable}'{target}[{extra}]'"
 
 

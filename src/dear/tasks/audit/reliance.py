@@ -74,6 +74,13 @@ class HeldOutScores:
                 scores[way] = _above_limits(self.model, logits, self.mode)
         return scores
 
+    def concerned(self, label: str) -> Tensor:
+        """Which images have a label or are answered with it, bool [m]; "" (one label per image): all."""
+        if not label:
+            return torch.ones(len(self.images), dtype=torch.bool)
+        has = members(self.images, self.images.classes.index(label))
+        return has | self.answers[:, self.model.classes.index(label)]
+
     def effect(self, scores: Mapping[str, Tensor], label: str = "") -> tuple[str, Reliance, Tensor]:
         """The way to remove a concept with the largest effect, the reliance, and the answers without it [m].
 
@@ -84,9 +91,8 @@ class HeldOutScores:
             if not label:
                 effects.append((way, reliance(self.scores, after, self.labels, way), after.argmax(dim=1)))
                 continue
-            column = self.model.classes.index(label)
+            column, rows = self.model.classes.index(label), self.concerned(label)
             has = members(self.images, self.images.classes.index(label))
-            rows = has | self.answers[:, column]
             before, now = (_with_zero(each[rows, column]) for each in (self.scores, after))
             used = reliance(before, now, (~has[rows]).long(), way)
             effects.append((way, used, after[:, column] >= 0))

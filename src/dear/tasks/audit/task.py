@@ -124,7 +124,8 @@ class Audit:
     @property
     def next_steps(self) -> dict[str, str]:
         """Commands that remove the suspects, by what they do."""
-        if not self.removable or (self.run is None and self.data is None):
+        several = targets_of(self.images) is not None  # `--without` and `repair` need one label per image
+        if several or not self.removable or (self.run is None and self.data is None):
             return {}
         names = shlex.quote(",".join(self.removable))
         weights = "" if self.backbone is None else f" --backbone {shlex.quote(self.backbone)}"
@@ -395,8 +396,9 @@ def _audit_concepts(
             ways = ways_to_remove(clip, concept, collected, roles, examples)
             scores = tested.scores_without(ways)
             for place, one in enumerate(judged):
-                if everything or one.verdict == ASSOCIATED:
-                    way, used, without[one.name] = tested.effect(scores, one.association.label)
+                label = one.association.label
+                if (everything or one.verdict == ASSOCIATED) and bool(tested.concerned(label).any()):
+                    way, used, without[one.name] = tested.effect(scores, label)
                     removals[one.name] = ways[way]
                     judged[place] = judge(one.association, used, heads, tests, images.classes)
         associated = [one for one in judged if one.verdict != NOT_ASSOCIATED]

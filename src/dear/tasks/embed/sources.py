@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dear.data.batches import name_of
-from dear.data.images import TEMPLATE, ImageSet, ListedImages, readable, unlabeled_images
+from dear.data.images import TEMPLATE, ImageSet, ListedImages, label_text, readable, unlabeled_images
 from dear.data.inputs import as_images, is_frame
 from dear.data.open import SPLITS, open_data
 from dear.data.stored import CellImages, ParquetCells
@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 #: columns of a table that are kept next to the features, and their names in the result
-KEPT = {"label": "label", "classname": "label", "split": "split", "domain": "domain", "group": "group"}
+KEPT = {
+    "label": "label",
+    "labels": "label",
+    "classname": "label",
+    "split": "split",
+    "domain": "domain",
+    "group": "group",
+}
 Columns = Mapping[str, Sequence[str | None]]
 
 
@@ -99,7 +106,7 @@ def _listed(items: Sequence[Any], columns: Columns | None = None) -> Source:
 def _labeled(images: ImageSet, spec: str | None = None) -> Source:
     """The images of a set with the names of their classes."""
     places = range(len(images))
-    labels = [images.classes[label] for label in images.labels.tolist()]
+    labels = [label_text(images, place, ";") for place in places]
     if isinstance(images, ListedImages):
         names = [name_of(item) for item in images.items]
     else:
@@ -157,7 +164,14 @@ def known_columns(path: Path) -> dict[str, list[str | None]]:
     table = _read_table(path, [name for name in _names(path) if name.lower() in KEPT])
     lower = {name.lower(): table.column(name).to_pylist() for name in table.column_names}
     columns = {new: lower[old] for old, new in KEPT.items() if old in lower}
-    return {name: [None if v is None else str(v) for v in values] for name, values in columns.items()}
+    return {name: [_as_text(value) for value in values] for name, values in columns.items()}
+
+
+def _as_text(value: Any) -> str | None:
+    """The text of a cell; of a list of labels with `;` between."""
+    if isinstance(value, list):
+        return ";".join(map(str, value))
+    return None if value is None else str(value)
 
 
 def _table_paths(path: Path, root: PathLike | None) -> list[str]:

@@ -25,6 +25,7 @@ from dear.errors import UsageError
 from dear.methods.tensors import unit
 from dear.runs.feature_cache import FeatureCache
 from dear.runs.model import Model
+from dear.runs.predictions import answer_label
 from dear.tasks.embed.shards import Compute, ShardJob, run_shards
 from dear.tasks.embed.sources import open_source
 from dear.tasks.load import load_backbone, load_model
@@ -122,7 +123,10 @@ def embedder(clip: Clip) -> Compute:
 
 
 def answerer(model: Model) -> Compute:
-    """From images to the columns of `embedder` and a run's `answer, probability, margin`."""
+    """From images to the columns of `embedder` and a run's `answer, probability, margin`.
+
+    Of several labels, `answer` has `;` between them, and a margin to the second class would mean nothing.
+    """
     embed_images = embedder(model.clip)
 
     def compute(images: ImageSet, rows: range) -> dict[str, Any]:
@@ -136,11 +140,14 @@ def answerer(model: Model) -> Compute:
         values = np.full((len(answers), 2), np.nan, dtype=np.float32)  # of the two likeliest classes
         for row, answer in zip(values, answers, strict=True):
             row[: len(answer.classes)] = [value for _, value in answer.classes]
+        nodes = [answer.node for answer in answers]  # of a run with a tree
+        probability = [row[0] if node is None else node[1] for row, node in zip(values, nodes, strict=True)]
+        margin = {} if model.method.several else {"margin": values[:, 0] - values[:, 1]}
         return {
             "embedding": columns["embedding"],
-            "answer": [answer.classes[0][0] if answer.classes else None for answer in answers],
-            "probability": values[:, 0],
-            "margin": values[:, 0] - values[:, 1],
+            "answer": [answer_label(answer) for answer in answers],
+            "probability": np.array(probability, dtype=np.float32),
+            **margin,
             "error": columns["error"],
         }
 
@@ -222,7 +229,6 @@ def embed(
             question, compute = {"what": "features", "backbone": clip.identity}, embedder(clip)
         else:
             model = load_model(run, backbone, device)
-            model.require_one_label("embed with a run")
             question, compute = {"what": "answers", "model": model.identity}, answerer(model)
         if thumbnails:
             question["thumbnails"] = "yes"

@@ -30,7 +30,7 @@ def image_notices(images: ImageSet, balance: bool) -> list[str]:
     if fewest < FEW:
         rare = images.classes[number.index(fewest)]
         notices.append(
-            f"{sum(n < FEW for n in number)} of {len(number)} classes have fewer than {FEW} images "
+            f"{sum(n < FEW for n in number)} of {len(number)} classes with fewer than {FEW} images "
             f"({rare!r} has {fewest}): accuracy will depend on which images these are; 16 or more per class "
             "are better"
         )
