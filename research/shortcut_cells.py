@@ -19,7 +19,7 @@ from dear.methods import build_method
 from dear.methods.frozen import Frozen
 from dear.runs.recipe import Recipe
 from dear.shortcuts.concept_trials import choose_concept_removal
-from dear.shortcuts.removal import Repair, remove_examples, remove_heads
+from dear.shortcuts.removal import Removal, remove_examples, remove_heads
 from dear.shortcuts.without import ways_to_remove
 from dear.tasks.adapt import adapt
 from dear.tasks.speed import machine
@@ -34,7 +34,7 @@ class Plan:
 
     way: str  #: "words", "heads", …
     draw: int  #: number of the draw of random heads, from 0
-    repair: Repair | None  #: what is removed
+    repair: Removal | None  #: what is removed
     #: of "automatic": whether it is for methods that learn inside the image tower; None: for all
     inside: bool | None = None
     chosen: str = ""  #: the way that "automatic" takes
@@ -54,7 +54,7 @@ def plans(kind: str, correlation: str, number: str, device: str, draws: int) -> 
     found = [Plan("untouched", 0, None), *(Plan(way, 0, ways[way]) for way in ways)]
     for inside in (False, True):
         choice = choose_concept_removal(learn, labels, ways, heads_first=inside)
-        found.append(Plan("automatic", 0, choice.repair, inside, choice.way))
+        found.append(Plan("automatic", 0, choice.removal, inside, choice.way))
     count = max(len(roles.select(concept=concept.role)), 1)
     found.append(Plan("true heads", 0, remove_heads(learn, true_heads(concept.name, count), concept.name)))
     rng, keys = random.Random(seed), [key for key, _ in roles]
@@ -88,7 +88,13 @@ def cached_answers(method_name: str, drawn: WorldImages, learn: Tensor, test: Te
 
 
 def measure(
-    method: str, kind: str, correlation: str, number: str, repair: Repair | None, device: str, epochs: int = 0
+    method: str,
+    kind: str,
+    correlation: str,
+    number: str,
+    repair: Removal | None,
+    device: str,
+    epochs: int = 0,
 ) -> dict[str, Any]:
     """Mean and worst-group accuracy of a method trained on a draw of a task, and where it was measured."""
     clip, name, seed = backbone(device), f"shortcut-{kind}@{correlation}", int(number)

@@ -30,7 +30,7 @@ from dear.shortcuts.edited_images import EditedImages
 from dear.shortcuts.find import Shortcut, find_shortcuts
 from dear.shortcuts.plan import edited_features
 from dear.shortcuts.properties import measure_properties
-from dear.shortcuts.removal import Repair
+from dear.shortcuts.removal import Removal
 from dear.shortcuts.trials import fit_classifier, unit_features
 from dear.shortcuts.without import Without
 from dear.tasks.speed import add_rows
@@ -94,7 +94,7 @@ def _probe_cell(clip: Clip, sets: Sets, name: str) -> dict[str, object]:
     others = np.flatnonzero(sets.truth != 0)
     planted = collect(clip, listed(_planted(sets, name), sets.truth[others], sets.classes), layers)
 
-    def figures(way: str, learn: list[Collected], repair: Repair | None = None) -> dict[str, float]:
+    def figures(way: str, learn: list[Collected], repair: Removal | None = None) -> dict[str, float]:
         rows = np.concatenate([unit_features(repair, each) for each in learn])
         answer = fit_classifier(rows, np.tile(sets.labels, len(learn)))
         return _figures(

@@ -41,7 +41,7 @@ from torch import Tensor
 from dear.heads.concept_words import known_concepts, value_features
 from dear.heads.known_roles import known_roles
 from dear.methods import find_method
-from dear.shortcuts.removal import Repair, remove_heads, remove_span
+from dear.shortcuts.removal import Removal, remove_heads, remove_span
 from dear.tasks.audit.concepts import associate, explain_away, judge, reliance
 from dear.tasks.speed import add_rows, machine
 from dear.world.shortcuts import KINDS
@@ -74,7 +74,7 @@ def known_rows(path: Path) -> tuple[set[tuple[str, ...]], dict[tuple[str, ...], 
 
 def cells(
     args: argparse.Namespace, planned: Mapping[Task, list[Plan]]
-) -> Iterator[tuple[Row, Repair | None]]:
+) -> Iterator[tuple[Row, Removal | None]]:
     """All rows that are asked for: one seed of everything after the other, DeAR first within a seed."""
     methods = sorted(args.methods, key=lambda method: not method.startswith("dear"))
     for seed, last, method in product(args.seeds, (False, True), methods):

@@ -37,7 +37,7 @@ from dear.heads.ablate import Collected, collect
 from dear.heads.concept_words import Concept, value_features
 from dear.heads.truth import explained_variance
 from dear.shortcuts.concept_trials import choose_concept_removal
-from dear.shortcuts.removal import Repair, remove_examples, remove_heads, remove_span
+from dear.shortcuts.removal import Removal, remove_examples, remove_heads, remove_span
 
 HEADS, DRAWS, SIDE, EASY = 8, 5, 224, 20
 
@@ -153,7 +153,7 @@ def domains(clip: dear.Clip, args: argparse.Namespace, seed: int) -> Sets:
     return Sets(learned, balanced, tested, listed(shown, values), None, "style")
 
 
-def ways(clip: dear.Clip, sets: Sets, seen: Collected) -> list[tuple[str, int, Repair, str]]:
+def ways(clip: dear.Clip, sets: Sets, seen: Collected) -> list[tuple[str, int, Removal, str]]:
     """(way, draw, removal, chosen)."""
     layers, concept, shown = clip.config.vision.last_third, sets.concept, sets.examples
     examples = collect(clip, shown, layers)
@@ -175,7 +175,7 @@ def ways(clip: dear.Clip, sets: Sets, seen: Collected) -> list[tuple[str, int, R
     offered = {"words": offers["words"], "examples": offers["examples"], "heads": truest}
     choice = choose_concept_removal(seen, sets.train.labels, offered)
     found = [(name, 0, repair, "") for name, repair in offers.items()]
-    found += [("truest heads", 0, truest, ""), ("automatic", 0, choice.repair, choice.way)]
+    found += [("truest heads", 0, truest, ""), ("automatic", 0, choice.removal, choice.way)]
     rng = random.Random(1)
     for draw in range(DRAWS):
         found.append(("random heads", draw, remove_heads(seen, rng.sample(ranked, HEADS), "random"), ""))

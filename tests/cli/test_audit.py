@@ -107,9 +107,9 @@ def test_examples_stand_for_a_concept_without_words(tmp_path: Path) -> None:
     clip, training = dear.load("mini"), few_shot(world_task("shortcut-place", "train"), 8, 1)
     asked = Without(("scenery",), "examples", {"scenery": tmp_path / "places"})
     removal = remove(clip, training, asked)
-    assert removal.repair.title == "scenery by examples (5 directions)"
+    assert removal.removal.title == "scenery by examples (5 directions)"
     leace = remove(clip, training, Without(("scenery",), "leace", {"scenery": tmp_path / "places"}))
-    assert leace.repair.rank == 5
+    assert leace.removal.rank == 5
     chosen = remove(clip, training, Without.of("location", examples=tmp_path / "places"))
     assert chosen.choices["location"].way in chosen.choices["location"].scores
 
@@ -119,8 +119,8 @@ def test_removing_twice_composes(run: Path) -> None:
     model = Model.of(run)
     method = model.method
     images = few_shot(world_task("shortcut-place", "train"), 4, 1)
-    words = remove(method.clip, images, Without(("color",), "words")).repair
-    heads = remove(method.clip, images, Without(("location",), "heads")).repair
+    words = remove(method.clip, images, Without(("color",), "words")).removal
+    heads = remove(method.clip, images, Without(("location",), "heads")).removal
     both = without(without(model, heads), words).clip.correction
     assert both is not None
     pixels = torch.randn(4, 3, 64, 64)

@@ -103,7 +103,7 @@ def test_concepts_and_properties_are_removed_together_from_many_images(
     monkeypatch.setattr(setup, "plan_edits", by_directions)
     spec = Spec(method="linear-probe", without=("location", "brightness"), way="words", **DATA)
     job = prepare(spec, clip=mini)
-    assert job.removal is not None
+    assert job.removed_concepts is not None
     assert job.method.clip.correction is not None
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from dear.data.folds import Places, feature_folds
 from dear.errors import UsageError
 from dear.heads.ablate import Collected
-from dear.shortcuts.removal import Repair, combine
+from dear.shortcuts.removal import Removal, combine
 from dear.shortcuts.trials import FOLDS, fit_classifier, simplest, unit_features
 
 ORDER = ("words", "examples", "leace", "heads")
@@ -40,7 +40,7 @@ class Choice:
     """The chosen way to remove a concept, and the scores of all ways."""
 
     way: str
-    repair: Repair
+    removal: Removal
     scores: Mapping[str, float]  #: mean accuracy (0 to 1) of every way over unchanged and exchanged images
     before: float | None = None  #: cross-validated training accuracy without a removal; None: not measured
     after: float | None = None  #: cross-validated training accuracy with the removal
@@ -53,23 +53,23 @@ class Choice:
         return self.before - self.after > MAX_ACCURACY_LOSS
 
 
-def exchange(images: Collected, repair: Repair, partner: Tensor) -> Collected:
-    """Images whose part of the feature that `repair` removes is replaced by that of image `partner[i]`."""
-    repaired = repair.apply(images)  # [n, E]
+def exchange(images: Collected, removal: Removal, partner: Tensor) -> Collected:
+    """Images whose part of the feature that `removal` removes is replaced by that of image `partner[i]`."""
+    remaining = removal.apply(images)  # [n, E]
     outputs = images.outputs
-    if repair.heads:
+    if removal.heads:
         outputs = outputs.clone()
-        for layer, head in repair.heads:
+        for layer, head in removal.heads:
             row = images.layers.index(layer)
             outputs[:, row, head] = images.outputs[partner, row, head]
-    features = repaired + (images.features - repaired)[partner]
+    features = remaining + (images.features - remaining)[partner]
     return Collected(features, outputs, images.maps, images.layers)
 
 
 def choose_concept_removal(
     images: Collected,
     labels: Tensor,
-    ways: Mapping[str, Repair],
+    ways: Mapping[str, Removal],
     seed: int = 1,
     heads_first: bool = False,
     units: Places | None = None,
@@ -98,15 +98,16 @@ def choose_concept_removal(
     views = [images, *(exchange(images, ways[name], partner) for name in names)]
     fold = feature_folds(images.features, labels, FOLDS, units).numpy()
     scores = {
-        name: float(np.mean(_accuracies(repair, images, views, labels, fold)))
-        for name, repair in candidates.items()
+        name: float(np.mean(_accuracies(removal, images, views, labels, fold)))
+        for name, removal in candidates.items()
     }
     chosen = simplest({name: -score for name, score in scores.items()}, CLOSE)
     if heads_first and scores.get("heads", 0.0) >= max(scores.values()) - HEADS_MARGIN:
         chosen = "heads"
-    no_repair = Repair((), (), images.features.mean(dim=0), torch.zeros_like(candidates[chosen].removed))
+    no_removal = Removal((), (), images.features.mean(dim=0), torch.zeros_like(candidates[chosen].removed))
     before, after = (
-        _accuracies(repair, images, [images], labels, fold)[0] for repair in (no_repair, candidates[chosen])
+        _accuracies(removal, images, [images], labels, fold)[0]
+        for removal in (no_removal, candidates[chosen])
     )
     return Choice(chosen, candidates[chosen], scores, before, after)
 
@@ -118,10 +119,10 @@ def _partners(labels: Tensor, seed: int) -> Tensor:
 
 
 def _accuracies(
-    repair: Repair, images: Collected, views: Sequence[Collected], labels: Tensor, fold: Places
+    removal: Removal, images: Collected, views: Sequence[Collected], labels: Tensor, fold: Places
 ) -> list[float]:
-    """Cross-validated accuracy of a linear classifier on repaired features, tested on each of `views`."""
-    train_rows, *test_rows = (unit_features(repair, view) for view in (images, *views))  # [n, E] each
+    """Cross-validated accuracy of a linear classifier on remaining features, tested on each of `views`."""
+    train_rows, *test_rows = (unit_features(removal, view) for view in (images, *views))  # [n, E] each
     truth = labels.numpy()
     correct = np.zeros(len(test_rows))
     for number in range(FOLDS):

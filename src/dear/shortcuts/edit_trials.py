@@ -23,7 +23,7 @@ from dear.data.folds import Places, feature_folds
 from dear.heads.ablate import Collected
 from dear.heads.names import Head
 from dear.shortcuts.directions import edit_directions, random_directions
-from dear.shortcuts.removal import Repair, remove_heads
+from dear.shortcuts.removal import Removal, remove_heads
 from dear.shortcuts.trials import FOLDS, Labels, fit_classifier, simplest, unit_features
 
 DRAWS = 3  #: random removals to compare with
@@ -79,20 +79,20 @@ class EditedFeatures:
         ]
 
 
-def remove_directions(edited: EditedFeatures, kinds: Sequence[str], count: int) -> Repair:
+def remove_directions(edited: EditedFeatures, kinds: Sequence[str], count: int) -> Removal:
     """Remove the directions in which edits move the feature."""
     return _span(edited, kinds, edit_directions(*edited.shift(), count))
 
 
-def remove_random_directions(edited: EditedFeatures, kinds: Sequence[str], count: int, seed: int) -> Repair:
+def remove_random_directions(edited: EditedFeatures, kinds: Sequence[str], count: int, seed: int) -> Removal:
     """Remove random directions, to compare with."""
     return _span(edited, kinds, random_directions(edited.original.features.shape[1], count, seed))
 
 
-def _span(edited: EditedFeatures, kinds: Sequence[str], basis: Tensor) -> Repair:
+def _span(edited: EditedFeatures, kinds: Sequence[str], basis: Tensor) -> Removal:
     features = edited.original.features
     removed = (basis.T @ basis).to(features)
-    return Repair(tuple(kinds), ("edits",), features.mean(dim=0), removed, rank=len(basis))
+    return Removal(tuple(kinds), ("edits",), features.mean(dim=0), removed, rank=len(basis))
 
 
 def edit_heads(edited: EditedFeatures) -> tuple[Head, ...]:
@@ -109,12 +109,12 @@ def edit_heads(edited: EditedFeatures) -> tuple[Head, ...]:
     return tuple(sorted(edited.heads[index] for index in order[:count].tolist()))
 
 
-def remove_edit_heads(edited: EditedFeatures, kinds: Sequence[str]) -> Repair:
+def remove_edit_heads(edited: EditedFeatures, kinds: Sequence[str]) -> Removal:
     """Remove the contributions of the heads that react most to the edits."""
     return remove_heads(edited.original, edit_heads(edited), ", ".join(kinds))
 
 
-def remove_random_heads(edited: EditedFeatures, kinds: Sequence[str], count: int, seed: int) -> Repair:
+def remove_random_heads(edited: EditedFeatures, kinds: Sequence[str], count: int, seed: int) -> Removal:
     """Remove the contributions of random heads, to compare with."""
     return remove_heads(edited.original, random.Random(seed).sample(edited.heads, count), ", ".join(kinds))
 
@@ -165,18 +165,18 @@ def _trial(edited: EditedFeatures, remove: Any = None, copies: bool = False) -> 
     """Cross-validated results with a removal, or with edited copies in the training."""
     accuracies, moved = [], []
     for train, test in _folds(edited):
-        repair = None if remove is None else remove(train)
-        rows, labels = unit_features(repair, train.original), train.labels.numpy()
+        removal = None if remove is None else remove(train)
+        rows, labels = unit_features(removal, train.original), train.labels.numpy()
         if copies:
-            rows = np.concatenate([rows, *(unit_features(repair, copy) for copy in train.copies)])
+            rows = np.concatenate([rows, *(unit_features(removal, copy) for copy in train.copies)])
             labels = np.tile(labels, 1 + len(train.copies))
         predict = fit_classifier(rows, labels)
         truth = test.labels.numpy()
-        unchanged = predict(unit_features(repair, test.original))
+        unchanged = predict(unit_features(removal, test.original))
         without_property = ~np.isin(truth, [label for label in test.toward if label >= 0])
         correct = (unchanged == truth)[without_property]
         accuracies.append(float(correct.mean()) if len(correct) else 1.0)
-        predictions = [predict(unit_features(repair, copy)) for copy in test.copies]
+        predictions = [predict(unit_features(removal, copy)) for copy in test.copies]
         moved.append(_moved_fraction(test, unchanged, predictions))
     return Trial(float(np.mean(accuracies)), float(np.mean(moved))) if accuracies else Trial(0.0, 0.0)
 

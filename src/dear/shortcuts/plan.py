@@ -31,7 +31,7 @@ from dear.shortcuts.edited_images import EditedImages
 from dear.shortcuts.edits import KINDS
 from dear.shortcuts.find import Shortcut, find_shortcuts
 from dear.shortcuts.properties import measure_properties
-from dear.shortcuts.removal import Repair
+from dear.shortcuts.removal import Removal
 from dear.shortcuts.without import Without
 from dear.utils.progress import Progress, silent
 
@@ -52,15 +52,15 @@ class EditPlan:
     #: edited copies, in blocks as long as the training set
     copies: tuple[EditedImages, ...] = ()
     #: the removal from the feature; None: copies are used instead
-    repair: Repair | None = None
+    removal: Removal | None = None
     #: contributions of training images in the plain backbone
     images: Collected | None = field(default=None, repr=False)
 
     @property
     def title(self) -> str:
         """Short description."""
-        if self.repair is not None:
-            return self.repair.title
+        if self.removal is not None:
+            return self.removal.title
         return f"{', '.join(self.kinds)} by edited copies ({len(self.copies)} per image)"
 
     @property
@@ -169,11 +169,11 @@ def edited_features(
 
 
 def _complete_plan(plan: EditPlan, edited: EditedFeatures, copies: tuple[EditedImages, ...]) -> EditPlan:
-    """The plan with its way, and the copies or the repair of that way."""
+    """The plan with its way, and the copies or the removal of that way."""
     way = plan.way if plan.choice is None else plan.choice.way
     if way == "copies":
         return replace(plan, way=way, copies=copies)
     if way == "heads":
-        return replace(plan, way=way, repair=remove_edit_heads(edited, plan.kinds))
+        return replace(plan, way=way, removal=remove_edit_heads(edited, plan.kinds))
     count = DIRECTIONS if plan.choice is None else plan.choice.directions
-    return replace(plan, way=way, repair=remove_directions(edited, plan.kinds, count))
+    return replace(plan, way=way, removal=remove_directions(edited, plan.kinds, count))

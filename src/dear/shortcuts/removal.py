@@ -26,7 +26,7 @@ _TINY = 1e-4  # directions shorter than this fraction of the longest are roundin
 
 
 @dataclass(frozen=True, eq=False)
-class Repair:
+class Removal:
     """A removal: `g = f + sum (means - c_h)`, then `f' = g - (g - center) removed`."""
 
     concepts: tuple[str, ...]  #: names of the removed concepts
@@ -49,7 +49,7 @@ class Repair:
         return f"{', '.join(self.concepts)} by {' and '.join(dict.fromkeys(self.ways))} ({', '.join(parts)})"
 
     def apply(self, images: Collected) -> Tensor:
-        """The repaired features [n, E] of images whose contributions were collected."""
+        """The features [n, E] of images, whose contributions were collected, after the removal."""
         features = images.features
         if self.heads and self.means is not None:
             features = features + self.means.sum(dim=0)
@@ -70,7 +70,7 @@ class Repair:
         return Correction(matrix.contiguous(), bias.contiguous(), heads, note)
 
 
-def remove_heads(images: Collected, heads: Sequence[Head], concept: str = "heads") -> Repair:
+def remove_heads(images: Collected, heads: Sequence[Head], concept: str = "heads") -> Removal:
     """Removal by heads, with means over `images` (the training images)."""
     if not heads:
         raise UsageError(
@@ -80,14 +80,14 @@ def remove_heads(images: Collected, heads: Sequence[Head], concept: str = "heads
     chosen = tuple(sorted(set(heads)))
     means = torch.stack([images.contribution([key]).mean(dim=0) for key in chosen])
     center = images.features.mean(dim=0)
-    return Repair((concept,), ("heads",), center, torch.zeros(len(center), len(center)), chosen, means)
+    return Removal((concept,), ("heads",), center, torch.zeros(len(center), len(center)), chosen, means)
 
 
-def remove_span(images: Collected, directions: Tensor, concept: str, way: str = "words") -> Repair:
+def remove_span(images: Collected, directions: Tensor, concept: str, way: str = "words") -> Removal:
     """Removal of the span of centered `directions` [K, E]: text features of values, or means of examples."""
     basis = span_basis(directions)
     removed = (basis.T @ basis).to(images.features)
-    return Repair((concept,), (way,), images.features.mean(dim=0), removed, rank=len(basis))
+    return Removal((concept,), (way,), images.features.mean(dim=0), removed, rank=len(basis))
 
 
 def span_basis(directions: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def span_basis(directions: Tensor) -> Tensor:
 
 def remove_examples(
     images: Collected, examples: Tensor, values: Tensor, concept: str, leace: bool = False
-) -> Repair:
+) -> Removal:
     """Removal by examples: features [m, E] of images whose value is known, `values` [m] from 0."""
     present = values.unique()
     if len(present) < 2:
@@ -117,7 +117,7 @@ def remove_examples(
     if leace:
         removed, rank = leace_map(examples, values)
         center = images.features.mean(dim=0)
-        return Repair((concept,), ("leace",), center, removed.to(images.features), rank=rank)
+        return Removal((concept,), ("leace",), center, removed.to(images.features), rank=rank)
     means = torch.stack([examples[values == value].double().mean(dim=0) for value in present])
     return remove_span(images, means, concept, "examples")
 
@@ -151,7 +151,7 @@ def leace_map(features: Tensor, values: Tensor, shrinkage: float | None = None) 
     return (unwhiten @ columns @ columns.T @ whiten).T, columns.shape[1]
 
 
-def combine(first: Repair, *others: Repair) -> Repair:
+def combine(first: Removal, *others: Removal) -> Removal:
     """Several removals as one: heads together, then the span of all directions together.
 
     LEACE's map is not a span; it is applied after the others.
@@ -166,9 +166,9 @@ def combine(first: Repair, *others: Repair) -> Repair:
             )
         keys = tuple(sorted(set(result.heads) | set(other.heads)))
         means: dict[Head, Tensor] = {}
-        for repair in (result, other):
-            if repair.means is not None:
-                means |= dict(zip(repair.heads, repair.means, strict=True))
+        for removal in (result, other):
+            if removal.means is not None:
+                means |= dict(zip(removal.heads, removal.means, strict=True))
         removed, rank = _combine_spans(result, other)
         result = replace(
             result,
@@ -182,11 +182,11 @@ def combine(first: Repair, *others: Repair) -> Repair:
     return result
 
 
-def _combine_spans(first: Repair, second: Repair) -> tuple[Tensor, int]:
+def _combine_spans(first: Removal, second: Removal) -> tuple[Tensor, int]:
     """`removed` and `rank` of two removals together."""
     if not first.rank or not second.rank:
-        repair = first if first.rank else second
-        return repair.removed, repair.rank
+        removal = first if first.rank else second
+        return removal.removed, removal.rank
     if "leace" in first.ways + second.ways:
         eye = torch.eye(len(first.center), dtype=torch.float64)
         removed = eye - (eye - first.removed.double()) @ (eye - second.removed.double())

@@ -15,7 +15,7 @@ import numpy as np
 import torch.nn.functional as F
 
 from dear.heads.ablate import Collected
-from dear.shortcuts.removal import Repair
+from dear.shortcuts.removal import Removal
 
 FOLDS = 4
 Labels = np.ndarray[Any, np.dtype[np.int64]]
@@ -31,9 +31,9 @@ def simplest(costs: Mapping[str, float], margin: float) -> str:
     return next(name for name in costs if costs[name] <= min(costs.values()) + margin)
 
 
-def unit_features(repair: Repair | None, images: Collected) -> Rows:
-    """Unit features [n, E] after the removal `repair`, if any."""
-    features = images.features if repair is None else repair.apply(images)
+def unit_features(removal: Removal | None, images: Collected) -> Rows:
+    """Unit features [n, E] after the removal `removal`, if any."""
+    features = images.features if removal is None else removal.apply(images)
     rows: Rows = F.normalize(features, dim=-1).numpy()
     return rows
 

@@ -20,7 +20,7 @@ from dear.heads.roles import RoleMap
 from dear.shortcuts.concept_trials import ORDER, Choice, choose_concept_removal
 from dear.shortcuts.edits import KINDS
 from dear.shortcuts.properties import PROPERTIES
-from dear.shortcuts.removal import Repair, combine, remove_examples, remove_heads, remove_span
+from dear.shortcuts.removal import Removal, combine, remove_examples, remove_heads, remove_span
 from dear.utils.files import PathLike
 from dear.utils.pairs import split_names
 from dear.utils.text import unknown_name
@@ -139,19 +139,19 @@ def _examples_by_concept(
 
 
 @dataclass(frozen=True, eq=False)
-class Removal:
+class RemovedConcepts:
     """A backbone without some concepts, and how each was removed."""
 
     clip: Clip  #: the corrected backbone
-    repair: Repair  #: what was removed
+    removal: Removal  #: what was removed
     choices: Mapping[str, Choice]  #: per concept, the chosen way and the scores of all
     images: Collected  #: contributions of the training images in the plain backbone
-    ways: Mapping[str, Mapping[str, Repair]]  #: per concept, all possible removals by way
+    ways: Mapping[str, Mapping[str, Removal]]  #: per concept, all possible removals by way
 
     @property
     def title(self) -> str:
         """Short description, such as "Location by words (11 directions)"."""
-        return self.repair.title
+        return self.removal.title
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -166,10 +166,10 @@ class Removal:
     def facts(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
-            "removed": self.repair.title,
-            "heads": [list(head) for head in self.repair.heads],
-            "directions": self.repair.rank,
-            "folds_into_weights": self.repair.correction().foldable,
+            "removed": self.removal.title,
+            "heads": [list(head) for head in self.removal.heads],
+            "directions": self.removal.rank,
+            "folds_into_weights": self.removal.correction().foldable,
             "notices": list(self.notices),
             "choices": {
                 name: {"way": choice.way, "scores": {way: round(s, 4) for way, s in choice.scores.items()}}
@@ -185,7 +185,7 @@ def remove(
     roles: PathLike | RoleMap | None = None,
     heads_first: bool = False,
     units: Places | None = None,
-) -> Removal:
+) -> RemovedConcepts:
     """Remove concepts from a backbone, with means and choices from the training images.
 
     Args:
@@ -202,7 +202,7 @@ def remove(
     examples = {name: _examples(source) for name, source in without.examples.items()}
     layers = checked_roles.layers if checked_roles is not None else clip.config.vision.last_third
     collected = collect(clip, images, layers)
-    ways: dict[str, dict[str, Repair]] = {}
+    ways: dict[str, dict[str, Removal]] = {}
     choices: dict[str, Choice] = {}
     for name, concept in concepts.items():
         ways[name] = ways_to_remove(clip, concept, collected, checked_roles, examples.get(name))
@@ -217,8 +217,8 @@ def remove(
                 f"{concept.name} cannot be removed: the tokenizer reads none of its words, and the role map "
                 "has no head for it; pass examples"
             )
-    repair = combine(*(choice.repair for choice in choices.values()))
-    return Removal(clip.corrected(repair.correction()), repair, choices, collected, ways)
+    removal = combine(*(choice.removal for choice in choices.values()))
+    return RemovedConcepts(clip.corrected(removal.correction()), removal, choices, collected, ways)
 
 
 def role_map(roles: PathLike | RoleMap | None, clip: Clip) -> RoleMap | None:
@@ -258,9 +258,9 @@ def ways_to_remove(
     collected: Collected,
     roles: RoleMap | None,
     examples: ImageSet | None = None,
-) -> dict[str, Repair]:
+) -> dict[str, Removal]:
     """All possible removals of a concept, by way."""
-    ways: dict[str, Repair] = {}
+    ways: dict[str, Removal] = {}
     if len(readable_words(clip, concept.words)) > 1:
         ways["words"] = remove_span(collected, value_features(clip, concept)[1], concept.name)
     if examples is not None:
@@ -273,7 +273,7 @@ def ways_to_remove(
     return ways
 
 
-def _named_way(name: str, ways: Mapping[str, Repair], way: str) -> Choice:
+def _named_way(name: str, ways: Mapping[str, Removal], way: str) -> Choice:
     """The removal by `way`, which the user named; no scores."""
     missing = [part for part in way.split("+") if part not in ways]
     if missing:

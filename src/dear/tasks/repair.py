@@ -24,8 +24,8 @@ from dear.runs.spec import Spec
 from dear.shortcuts.causal import EditedSet, causal_test, edited_set
 from dear.shortcuts.directions import random_directions
 from dear.shortcuts.plan import EditPlan
-from dear.shortcuts.removal import Repair, combine, remove_heads
-from dear.shortcuts.without import Removal, Without, role_map
+from dear.shortcuts.removal import Removal, combine, remove_heads
+from dear.shortcuts.without import RemovedConcepts, Without, role_map
 from dear.tasks.audit.photos import label_predictor
 from dear.tasks.share.transfer import local_run
 from dear.train.fit import fit
@@ -109,18 +109,18 @@ class Comparison:
         return Table(columns[:shown], tuple(row[:shown] for row in rows))
 
 
-def random_repairs(
-    removal: Removal | None, edits: EditPlan | None, draws: int = DRAWS, seed: int = 1
-) -> list[Repair]:
+def random_removals(
+    removed: RemovedConcepts | None, edits: EditPlan | None, draws: int = DRAWS, seed: int = 1
+) -> list[Removal]:
     """Removals of as many random heads and directions; none for edited copies."""
-    repairs = [] if removal is None else [removal.repair]
-    if edits is not None and edits.repair is not None:
-        center = edits.repair.center if removal is None else removal.repair.center
-        repairs.append(replace(edits.repair, center=center))
-    if not repairs:
+    removals = [] if removed is None else [removed.removal]
+    if edits is not None and edits.removal is not None:
+        center = edits.removal.center if removed is None else removed.removal.center
+        removals.append(replace(edits.removal, center=center))
+    if not removals:
         return []
-    chosen = combine(*repairs)
-    part = edits if removal is None else removal
+    chosen = combine(*removals)
+    part = edits if removed is None else removed
     seen = None if part is None else part.images
     comparisons = []
     for draw in range(draws):
@@ -131,9 +131,9 @@ def random_repairs(
             parts.append(remove_heads(seen, rng.sample(keys, len(chosen.heads)), "random heads"))
         if chosen.rank:
             basis = random_directions(len(chosen.center), chosen.rank, seed * DRAWS + draw)
-            removed = (basis.T @ basis).to(chosen.center)
+            projection = (basis.T @ basis).to(chosen.center)
             words = ("random directions",), ("chance",)
-            parts.append(Repair(*words, chosen.center, removed, rank=chosen.rank))
+            parts.append(Removal(*words, chosen.center, projection, rank=chosen.rank))
         comparisons.append(combine(*parts))
     return comparisons
 
@@ -167,7 +167,7 @@ def _compare(job: Job, plain: Clip, repaired: Model, test: _Test) -> Comparison:
     after, fixed = test.figures(repaired)
     drawn = tuple(
         test.figures(fit(again.on(plain.corrected(other.correction()))))[0]
-        for other in random_repairs(job.removal, job.edits, draws)
+        for other in random_removals(job.removed_concepts, job.edits, draws)
     )
     return Comparison(before, after, drawn, float((answers != fixed).double().mean()))
 
@@ -177,7 +177,7 @@ class Repaired:
     """A run that was trained again without some concepts or properties."""
 
     trained: Model
-    removal: Removal | None  #: of concepts
+    removed_concepts: RemovedConcepts | None  #: of concepts
     edits: EditPlan | None  #: of properties of the images
     comparison: Comparison | None  #: on test images, where there are any
 
@@ -187,12 +187,14 @@ class Repaired:
     @property
     def title(self) -> str:
         """What was removed, and how."""
-        return "; ".join(part.title for part in (self.removal, self.edits) if part is not None)
+        return "; ".join(part.title for part in (self.removed_concepts, self.edits) if part is not None)
 
     @property
     def notices(self) -> tuple[str, ...]:
         """What to know, one sentence each."""
-        return tuple(line for part in (self.edits, self.removal) if part is not None for line in part.notices)
+        return tuple(
+            line for part in (self.edits, self.removed_concepts) if part is not None for line in part.notices
+        )
 
     @property
     def verdict(self) -> str:
@@ -229,7 +231,7 @@ class Repaired:
 
     def report(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        facts = {} if self.removal is None else self.removal.facts()
+        facts = {} if self.removed_concepts is None else self.removed_concepts.facts()
         if self.edits is not None:
             choices = {**facts.get("choices", {}), ", ".join(self.edits.kinds): self.edits.facts()}
             facts = {**facts, "choices": choices, "notices": list(self.notices)}
@@ -302,13 +304,13 @@ def repair(
     if compare and removal is not None and test is None and data is None:
         test = run_images(run)
     if not compare or removal is None or test is None:
-        return Repaired(fit(job, out, progress=progress), job.removal, job.edits, None)
+        return Repaired(fit(job, out, progress=progress), job.removed_concepts, job.edits, None)
     shortcuts = () if job.edits is None else job.edits.shortcuts[:3]
     _estimate(job, test, len(shortcuts))
     trained = fit(job, out, progress=progress)
     edited = tuple(edited_set(one, test, job.images, EDITED) for one in shortcuts)
     tests = _Test(test, tuple(job.images.classes), edited)
-    return Repaired(trained, job.removal, job.edits, _compare(job, plain, trained, tests))
+    return Repaired(trained, job.removed_concepts, job.edits, _compare(job, plain, trained, tests))
 
 
 def _estimate(job: Job, test: ImageSet, shortcuts: int) -> None:
@@ -318,7 +320,7 @@ def _estimate(job: Job, test: ImageSet, shortcuts: int) -> None:
     frozen_features(job.method.clip, few)
     each = (time.perf_counter() - start) / len(few)
     models = 2
-    if job.removal is not None or (job.edits is not None and job.edits.repair is not None):
+    if job.removed_concepts is not None or (job.edits is not None and job.edits.removal is not None):
         models += DRAWS if job.method.cut == "feature" else INSIDE
     training = estimate(job)
     seconds = each * (len(job.training_set[0]) + models * (len(test) + 2 * EDITED * shortcuts))

@@ -13,7 +13,7 @@ from dear.heads.ablate import Collected, collect
 from dear.methods.frozen import Frozen
 from dear.runs.evaluate import Evaluation
 from dear.runs.model import Model
-from dear.shortcuts.removal import Repair
+from dear.shortcuts.removal import Removal
 from dear.tasks.audit.concepts import Reliance, reliance
 from dear.tasks.audit.labels import members
 from dear.utils.progress import Progress
@@ -61,16 +61,16 @@ class HeldOutScores:
         """The model's answers [m]; of several labels whether each is answered, bool [m, C]."""
         return self.scores >= 0 if self.model.method.several else self.scores.argmax(dim=1)
 
-    def scores_without(self, ways: Mapping[str, Repair]) -> dict[str, Tensor]:
+    def scores_without(self, ways: Mapping[str, Removal]) -> dict[str, Tensor]:
         """Scores [m, C] with a concept removed, in each way."""
         scores = {}
-        for way, repair in ways.items():
+        for way, removal in ways.items():
             if way == "leace":
                 continue
             if self.collected is not None:
-                scores[way] = _from_features(self.model, repair.apply(self.collected), self.mode)
+                scores[way] = _from_features(self.model, removal.apply(self.collected), self.mode)
             else:
-                logits = without(self.model, repair).logits(self.images)[self.mode]
+                logits = without(self.model, removal).logits(self.images)[self.mode]
                 scores[way] = _above_limits(self.model, logits, self.mode)
         return scores
 
@@ -128,6 +128,6 @@ def _with_zero(scores: Tensor) -> Tensor:
     return torch.stack([scores, torch.zeros_like(scores)], dim=1)
 
 
-def without(model: Model, repair: Repair) -> Model:
+def without(model: Model, removal: Removal) -> Model:
     """A model with something removed from its image feature, without training again."""
-    return model.corrected(repair.correction(after=model.clip.correction))
+    return model.corrected(removal.correction(after=model.clip.correction))

@@ -32,7 +32,7 @@ from dear.methods.base import Method
 from dear.runs.images import run_images, training_images
 from dear.runs.model import Model
 from dear.shortcuts.find import FEWEST
-from dear.shortcuts.removal import Repair
+from dear.shortcuts.removal import Removal
 from dear.shortcuts.without import role_map, ways_to_remove
 from dear.tasks.audit.concepts import (
     FALSE_ALARM_RATE,
@@ -78,7 +78,8 @@ class Audit:
     answers: Tensor | None = None
     #: per concept finding, the answers [m] without it; of several labels whether its label is answered
     without: Mapping[str, Tensor] = field(default_factory=dict)
-    removals: Mapping[str, Repair] = field(default_factory=dict)  #: per concept, the removal behind `without`
+    #: per concept, the removal behind `without`
+    removals: Mapping[str, Removal] = field(default_factory=dict)
     #: name and accuracy of the worst group of class and value among held-out images, where values are known
     worst_group: tuple[str, float] | None = None
     check: ImageCheck | None = None  #: properties of the images; None: not measured
@@ -385,7 +386,7 @@ def _audit_concepts(
         tested = HeldOutScores.of(model, held_out or images, layers, settings.mode, progress)
     measured = _associations(clip, images, collected, settings)
     tests = sum(len(associations) for _, associations, _ in measured)
-    findings, without, removals = list[ConceptFinding](), dict[str, Tensor](), dict[str, Repair]()
+    findings, without, removals = list[ConceptFinding](), dict[str, Tensor](), dict[str, Removal]()
     for number, (concept, associations, _) in enumerate(measured):
         heads = () if roles is None or concept.role is None else roles.select(concept=concept.role)
         judged = [judge(one, None, heads, tests, images.classes) for one in associations]

@@ -35,7 +35,7 @@ from dear.shortcuts.edit_trials import WAYS as EDIT_WAYS
 from dear.shortcuts.edited_images import JoinedImages
 from dear.shortcuts.plan import EditPlan, plan_edits, split_without
 from dear.shortcuts.removal import combine
-from dear.shortcuts.without import Removal, Without, remove
+from dear.shortcuts.without import RemovedConcepts, Without, remove
 from dear.train.frozen import SHARED_VIEWS
 from dear.train.setup.balance import balanced_rows, counts, enough_steps
 from dear.train.setup.focus import check_focus, find_focus, focus_notices, focus_options
@@ -59,7 +59,7 @@ class Job:
     available: int  #: images of the split, before the draw
     unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
     notices: tuple[str, ...] = ()  #: sentences that the user should read first
-    removal: Removal | None = None  #: of concepts, where some were removed
+    removed_concepts: RemovedConcepts | None = None  #: of concepts, where some were removed
     focus: FocusChoice | None = None  #: on the heads of a role, if requested
     edits: EditPlan | None = None  #: of properties of the images, where some were removed
     duplicates: Duplicates | None = None  #: copies among the images, where some images will be held out
@@ -193,14 +193,14 @@ def prepare(
             **options,
         )
 
-    removal = edits = None
+    removed = edits = None
     if without is None and spec.without:
         without = Without.of(spec.without, spec.way, spec.examples or None)
     if without is not None:
         used = concept_roles or role_map or source
         inside = build(clip, options).cut != "feature"
-        clip, removal, edits = _without(clip, images, without, used, spec.seed, inside, progress, units)
-        for one in (edits, removal):
+        clip, removed, edits = _without(clip, images, without, used, spec.seed, inside, progress, units)
+        for one in (edits, removed):
             notices += [] if one is None else [f"Removed before training: {one.title}.", *one.notices]
         copies = edits.kinds if edits is not None and edits.copies else ()
         spec = spec.changed(**_removal_fields(without), copies=copies)
@@ -223,7 +223,7 @@ def prepare(
     spec = spec.changed(preset=spec.preset or kind.recommended())
     job = Job(
         Spec.of(method, recipe, images, spec), method, images, recipe, len(every), unreadable,
-        tuple(notices), removal, focus, edits, duplicates, pool,
+        tuple(notices), removed, focus, edits, duplicates, pool,
     )  # fmt: skip
     if job.teacher is None:
         return job
@@ -294,27 +294,27 @@ def _without(
     inside: bool,
     progress: Progress | None,
     units: Places | None,
-) -> tuple[Clip, Removal | None, EditPlan | None]:
+) -> tuple[Clip, RemovedConcepts | None, EditPlan | None]:
     """The backbone without concepts and directions of edits, and how each was removed.
 
     A method that learns `inside` the image tower finds a property again that is removed behind it: unless
     another way is named, it learns from edited copies.
     """
     kinds, concepts = split_without(without)
-    removal = None if concepts is None else remove(clip, images, concepts, roles, inside, units)
+    removed = None if concepts is None else remove(clip, images, concepts, roles, inside, units)
     if not kinds:
-        return clip if removal is None else removal.clip, removal, None
+        return clip if removed is None else removed.clip, removed, None
     way = without.way if without.way in EDIT_WAYS or concepts is None else "auto"
     way = "copies" if way == "auto" and inside else way
     edits = plan_edits(clip, images, kinds, way, seed, progress, units)
-    parts = [] if removal is None else [removal.repair]
-    if edits.repair is not None:
+    parts = [] if removed is None else [removed.removal]
+    if edits.removal is not None:
         # Directions are computed on some of the images; their removal keeps the mean over all images.
-        center = edits.repair.center if removal is None else removal.repair.center
-        parts.append(replace(edits.repair, center=center))
+        center = edits.removal.center if removed is None else removed.removal.center
+        parts.append(replace(edits.removal, center=center))
     if parts:
         clip = clip.corrected(combine(*parts).correction())
-    return clip, removal, edits
+    return clip, removed, edits
 
 
 def _removal_fields(without: Without) -> dict[str, object]:
