@@ -99,6 +99,7 @@ class Patches(nn.Module):
         """The same as one matrix product, faster on a GPU, whose convolutions expect overlapping windows."""
         side = self.weight.shape[-1]
         rows, columns = (pixels.shape[axis] // side * side for axis in (2, 3))
+        # [B, 3, r*P, c*P] -> [B, 3, r, P, c, P]
         patches = pixels[:, :, :rows, :columns].unflatten(3, (-1, side)).unflatten(2, (-1, side))
         patches = patches.permute(0, 2, 4, 1, 3, 5)  # [B, 3, r, P, c, P] -> [B, r, c, 3, P, P]
         patches = patches.to(self.weight.dtype, memory_format=torch.contiguous_format)

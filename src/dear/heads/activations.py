@@ -80,5 +80,6 @@ def attention_maps(clip: Clip, pixels: Tensor, keys: Sequence[Head]) -> Tensor:
         done = layer
         for head in {head for at, head in keys if at == layer}:
             lengths = (values[:, head] @ maps[layer][head]).norm(dim=-1)  # [B, N]
+            # without the class token [B, side*side] -> [B, side, side]
             maps_of[layer, head] = (weights[:, head] * lengths)[:, 1:].unflatten(1, (side, side))
     return torch.stack([maps_of[key] for key in keys])

@@ -89,6 +89,7 @@ def head_maps(clip: Clip, layers: Sequence[int]) -> Tensor:
             maps.append(direct_term(visual, out).unflatten(0, (heads, -1)))  # [D, E] -> [H, d, E]
         else:
             normed = (out - out.mean(dim=1, keepdim=True)) * visual.ln_post.weight.float()
+            # normed [D, D] -> [H, d, D]; each [H, G, d, E]
             each = torch.einsum("hdw,gwe->hgde", normed.unflatten(0, (heads, -1)), pool_maps)
             maps.append(each.flatten(1, 2))  # [H, G·d, E]
     return torch.stack(maps)
@@ -164,6 +165,7 @@ def decompose(clip: Clip, images: ImagesOrPixels, layers: Iterable[int] | None =
         project = block_of(visual, layer).attn.o
         rest = rest + record[f"blocks.{layer}.mlp"][:, 0].float() + project.bias.float()
         if layer not in chosen:
+            # [B, 1, H, d] -> [B, D]
             rest = rest + _recorded(record, [layer]).flatten(1) @ project.weight.float().T
     outputs = _recorded(record, chosen) / spread[:, None, None]
     heads = torch.einsum("blhd,lhde->blhe", outputs, head_maps(clip, chosen))
@@ -212,6 +214,7 @@ class _PooledRun:
         spread = _spread(clip, x)[..., 0]  # [B, N]
         weight = pattern[:, :, 0].float() / spread[:, None]  # [B, G, N]
         outputs = [
+            # [B, H, G, d] -> [B, H, G*d]
             torch.einsum("bgn,bhnd->bhgd", weight, record[f"blocks.{layer}.attn.heads"].float()).flatten(2)
             for layer in layers
         ]

@@ -37,7 +37,7 @@ class Moments:
         z = outputs.to(self.total).permute(1, 2, 0, 3)  # [L, H, B, d]
         self.count += outputs.shape[0]
         self.total += z.sum(dim=2)
-        self.square += z.transpose(2, 3) @ z
+        self.square += z.transpose(2, 3) @ z  # [L, H, d, B] @ [L, H, B, d]
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything but the count, by name: what `restore` reads."""

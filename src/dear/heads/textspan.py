@@ -51,6 +51,7 @@ def textspan(contributions: Tensor, text: Tensor, count: int = 20, rank: int = R
     """
     n, d = contributions.shape[0], contributions.shape[-1]
     rows = contributions.reshape(n, -1, d).transpose(0, 1).double()  # [K, n, d]
+    # [K, d, n] @ [K, n, d] and [K, d]
     spans = _solve(rows.transpose(1, 2) @ rows, rows.sum(1), None, n, text, count, rank)
     return _unflatten_heads(spans, contributions.shape[1:-1])
 
@@ -60,6 +61,7 @@ def textspan_moments(moments: Moments, text: Tensor, count: int = 20, rank: int 
     maps = moments.maps.double().flatten(0, 1)  # [K, d, E]
     # C = Z M, and M^T = Q R: the contributions live in the span of Q's columns, with coordinates Z R^T.
     basis, factor = torch.linalg.qr(maps.transpose(1, 2))  # [K, E, k], [K, k, d]
+    # moments [L, H, ...] -> [K, ...], K = L*H
     square = factor @ moments.square.flatten(0, 1) @ factor.transpose(1, 2)
     total = (factor @ moments.total.flatten(0, 1)[..., None])[..., 0]
     spans = _solve(square, total, basis, moments.count, text, count, rank)
@@ -117,5 +119,8 @@ def _picks(
 def _unflatten_heads(spans: Spans, shape: torch.Size) -> Spans:
     """Restore the shape of the flat head axis."""
     return Spans(
-        spans.picks.reshape(*shape, -1), spans.explained.reshape(*shape, -1), spans.rank.reshape(shape)
+        # [K, N] -> [L, H, N] or the axes of the contributions
+        spans.picks.reshape(*shape, -1),
+        spans.explained.reshape(*shape, -1),
+        spans.rank.reshape(shape),
     )

@@ -35,7 +35,7 @@ def explained_variance(outputs: Tensor, maps: Tensor, values: Tensor) -> Tensor:
     centered = (outputs - outputs.mean(0)).double()  # [n, L, H, d]
     counts = torch.bincount(index).double()  # [G]
     sums = torch.zeros(len(groups), *centered.shape[1:], dtype=torch.double, device=centered.device)
-    means = sums.index_add_(0, index, centered) / counts.view(-1, 1, 1, 1)
+    means = sums.index_add_(0, index, centered) / counts.view(-1, 1, 1, 1)  # [G, L, H, d]
     metric = maps.double() @ maps.double().mT  # [L, H, d, d]: lengths in feature space
     between = torch.einsum("g,glhd,lhde,glhe->lh", counts, means, metric, means)
     total = torch.einsum("nlhd,lhde,nlhe->lh", centered, metric, centered)

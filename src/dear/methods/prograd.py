@@ -69,6 +69,6 @@ class ProGrad(CoOp):
         for p, g in zip(learned, general, strict=True):
             if p.grad is None:
                 continue
-            direction = F.normalize(g.flatten(), dim=0)
+            direction = F.normalize(g.flatten(), dim=0)  # all values of one tensor
             component = p.grad.flatten() @ direction  # []
             p.grad -= self.config.strength * component.clamp(max=0) * direction.view_as(g)

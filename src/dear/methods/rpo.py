@@ -76,6 +76,7 @@ class RPO(Method):
         x = tower.embed(self.prompts.ids)
         edit = prompt_edit(self.clip.config.text.layers, self.text, self._text_mask(x))
         texts = tower.project(tower.run(x, edit=edit)[:, -count:])  # [C, T + K, D] -> [C, K, E]
+        # [C, K, E] -> [K, C, E] and back
         return self.prompts.add_text_shift(texts.transpose(0, 1)).transpose(0, 1)
 
     def _text_mask(self, x: Tensor) -> Tensor:

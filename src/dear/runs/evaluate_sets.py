@@ -67,7 +67,7 @@ class SetEvaluation(Evaluation):
         """Expected calibration error over all pairs of image and class; None without a calibration."""
         if not self.calibrated:
             return {"ece": None, "ece_trained": None, "ece_new": None}
-        p = self.confidence[self.pick(mode)].flatten()
+        p = self.confidence[self.pick(mode)].flatten()  # [n, C] -> [n C]
         right = (p >= 0.5) == self.labels.flatten()
         return {
             "ece": calibration_error(torch.maximum(p, 1 - p), right),

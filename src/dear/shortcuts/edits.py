@@ -130,6 +130,7 @@ def _tint(image: Image.Image, donor: Image.Image) -> Image.Image:
 
 def _levels(image: Image.Image) -> tuple[Floats, Floats]:
     """First and last percentile of each color, [3]."""
+    # [SIDE, SIDE, 3] -> [SIDE * SIDE, 3]
     low, high = np.percentile(np.asarray(image.resize((SIDE, SIDE))).reshape(-1, 3), (1, 99), axis=0)
     return low, high
 

@@ -114,6 +114,7 @@ def common_patch(small: NDArray[np.uint8], in_class: Mask, seed: int = 1) -> Mar
     )
     rows = small[inside].astype(np.float32)  # [n, 32, 32, 3]
     patches = _patches(rows)  # [W, n, 48]
+    # [W, n, 48] -> [W, n, 16, 3] -> [W, n]
     varied = patches.reshape(*patches.shape[:2], PATCH * PATCH, 3).std(axis=2).max(axis=2) >= STRUCTURE
     alike = (_distances(patches) < SAME) & (_distances(rows.reshape(1, len(rows), -1)) > DIFFERENT)
     alike &= varied[:, :, None] & varied[:, None, :]
@@ -139,6 +140,7 @@ def _patches(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """All patches of images [n, 32, 32, 3], [W, n, PATCH * PATCH * 3]."""
     starts = range(0, MARK - PATCH + 1, STRIDE)
     cut = [rows[:, top : top + PATCH, left : left + PATCH] for top in starts for left in starts]
+    # [W, n, PATCH, PATCH, 3] -> [W, n, PATCH * PATCH * 3]
     return np.stack(cut).reshape(len(cut), len(rows), -1)
 
 

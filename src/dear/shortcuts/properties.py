@@ -186,7 +186,7 @@ def tints(pixels: Floats) -> tuple[float, float, float, float]:
     green minus the mean of both, of the least colorful tenth. Photos of any subject have some nearly neutral
     blacks, whites and grays, so these hardly depend on the class.
     """
-    channels = np.sort(pixels.reshape(-1, 3), axis=0)
+    channels = np.sort(pixels.reshape(-1, 3), axis=0)  # [h, w, 3] -> [h * w, 3]
     count = len(channels)
     dark, bright = channels[count // 100], channels[-1 - count // 100]
     spread = pixels.max(axis=2) - pixels.min(axis=2)

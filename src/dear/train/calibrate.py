@@ -148,6 +148,7 @@ def fit_sets(held: HeldOut, targets: Tensor | None, folds: int) -> Calibration:
     for mode, logits in held.logits.items():
         temperature, biases = fit_sigmoids(logits, truth)
         probabilities = (logits.double() / temperature + biases).sigmoid()
+        # [n, C] -> [n C]
         sure = torch.maximum(probabilities, 1 - probabilities).flatten()
         right = ((probabilities >= 0.5) == truth).flatten()
         modes[mode] = ModeCalibration(

@@ -140,6 +140,6 @@ def crop_batch(pixels: Tensor, boxes: Tensor, flips: Tensor, size: int) -> Tenso
     with torch.autocast(pixels.device.type, enabled=False):
         rows = pixels.float().reshape(count, colors * height, width)  # [B, 3h, w]
         narrow = to_steps(torch.bmm(rows, across.transpose(1, 2)))  # [B, 3h, S]
-        narrow = narrow.view(count, colors, height, size)
+        narrow = narrow.view(count, colors, height, size)  # [B, 3h, S] -> [B, 3, h, S]
         square = to_steps(torch.matmul(down[:, None], narrow))  # [B, 3, S, S]
     return square / 255

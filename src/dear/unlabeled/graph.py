@@ -72,9 +72,11 @@ def largest_in_rows(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         nearest = values.topk(count, dim=1)
         return nearest.values, nearest.indices
     whole = groups * _COLUMNS
+    # [n, groups * columns] -> [n, groups, columns] -> [n, groups] -> [n, k]
     best = values[:, :whole].unflatten(1, (groups, _COLUMNS)).amax(dim=2).topk(count, dim=1).indices
     inside = torch.arange(_COLUMNS, device=values.device)
     rest = torch.arange(whole, columns, device=values.device).expand(len(values), -1)
+    # [n, k, columns] -> [n, k * columns]
     candidates = torch.cat([(best[:, :, None] * _COLUMNS + inside).flatten(1), rest], dim=1)
     nearest = values.gather(1, candidates).topk(count, dim=1)
     return nearest.values, candidates.gather(1, nearest.indices)
@@ -93,6 +95,7 @@ def neighbor_graph(unit_features: Tensor, neighbors: int = NEIGHBORS, sharpness:
     count, device = len(unit_features), unit_features.device
     numbers = torch.arange(count, device=device)
     cosines, columns = nearest_neighbors(unit_features, unit_features, neighbors, numbers)
+    # [n, k] -> [n k], likewise columns and cosines
     rows = numbers[:, None].expand_as(columns).flatten()
     columns = columns.flatten()
     # cosine - 1: rows are normalized below, and exp of a large sharpness must not overflow.

@@ -112,7 +112,7 @@ def fit_probe(
 
     def unpack(point: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         flat = torch.from_numpy(point).to(features)
-        return flat[:at_w].view(classes, width), flat[at_w:at_b], flat[at_b]
+        return flat[:at_w].view(classes, width), flat[at_w:at_b], flat[at_b]  # [C, E], [C], []
 
     def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
         weight, bias, text_weight = unpack(point)

@@ -39,6 +39,7 @@ def attention(
         qkv = F.linear(x, weight, bias)  # [B, N, 3D]
         if mask is None and not attn.causal:  # PyTorch's kernel is the fastest where it applies
             q, k, v = (attn.split(part) for part in qkv.split(width, dim=-1))
+            # [B, H, N, d] -> [B, N, H, d] -> [B, N, D]
             return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         learning = torch.is_grad_enabled() and qkv.requires_grad
         even = width // attn.heads % 8 == 0  # PyTorch's kernels want it
@@ -117,6 +118,7 @@ class _Attend(torch.autograd.Function):
 def join_tokens(qkv: Tensor, heads: int, mask: Tensor, originals: int) -> Tensor:
     """Attention [B, N, D] under a block mask, without gradient: PyTorch's on originals, then the tokens."""
     width, count = qkv.shape[-1] // 3, qkv.shape[1]
+    # [B, N, D] -> [B, N, H, d] -> [B, H, N, d]
     q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.split(width, dim=-1))
     part, norm = _with_norm(q, k[:, :, :originals], v[:, :, :originals])
     out = qkv.new_empty(len(qkv), count, width)
