@@ -17,9 +17,12 @@ from dear.clip.model import Clip
 from dear.errors import DearError, InputError, UsageError
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.model import Model
+from dear.tasks.roles.task import discover, report
 
 #: Command -> its public function, where the name differs or lies in a package.
 NAMES = {"bench": "bench.run", "ablate": "bench.ablate", "export": "export_run", "report": "report_run"}
+#: Commands of groups -> their functions.
+GROUPED: dict[str, Any] = {"label next": dear.label_next, "roles discover": discover, "roles report": report}
 #: Commands that list, open a server, or belong to this repository: no function.
 NO_FUNCTION = {
     *("backbones", "methods", "data", "roles", "label", "cache", "demo", "studio", "serve"),
@@ -31,6 +34,7 @@ COMPUTES_CELLS = {"bench", "ablate"}  #: `threads` is a parameter of both
 CLI_ONLY_OF = {
     "adapt": {"extend"},  # a function: `dear.extend`
     "export": {"classes_file"},
+    "label next": {"classes_file"},
     "predict": {"onnx", "classes_file"},  # an exported model is passed as the run; a list is a list
 }
 #: Parameters of Python alone: callbacks, and objects that no option can hold.
@@ -39,6 +43,7 @@ PYTHON_ONLY_OF = {
     "adapt": {"mode"},
     "audit": {"held_out", "properties"},
     "choose": {"roles", "recipe"},
+    "label next": {"seed"},
     "repair": {"test"},
     "bench": {"command"},
     "ablate": {"command"},
@@ -48,10 +53,12 @@ PYTHON_ONLY_OF = {
 
 
 def function_of(command: str) -> Any:
-    found: Any = dear
+    if command in GROUPED:
+        return GROUPED[command]
+    function: Any = dear
     for part in NAMES.get(command, command).split("."):
-        found = getattr(found, part)
-    return found
+        function = getattr(function, part)
+    return function
 
 
 def plain(value: Any) -> Any:
@@ -59,9 +66,12 @@ def plain(value: Any) -> Any:
     return None if value in ((), [], "") else str(value) if isinstance(value, Path) else value
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in NO_FUNCTION])
+@pytest.mark.parametrize("command", [*(name for name in COMMANDS if name not in NO_FUNCTION), *GROUPED])
 def test_a_command_is_one_function_with_the_same_parameters(command: str) -> None:
-    options = {p.name: p for p in typer.main.get_command(build_app()).commands[command].params}
+    parser: Any = typer.main.get_command(build_app())
+    for word in command.split():
+        parser = parser.commands[word]
+    options = {p.name: p for p in parser.params}
     parameters = inspect.signature(function_of(command)).parameters
     cli_only = CLI_ONLY - {"threads"} if command in COMPUTES_CELLS else CLI_ONLY
     expected = set(options) - cli_only - CLI_ONLY_OF.get(command, set())

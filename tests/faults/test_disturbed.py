@@ -32,7 +32,7 @@ from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.run import train
 from dear.utils.files import write_atomic
-from dear.utils.memory import given_back
+from dear.utils.memory import trim_memory
 
 RECIPE = Recipe(epochs=4, batch=5, lr=3e-2, warmup_epochs=1)
 CLASSES = ("blue", "green", "red")
@@ -299,6 +299,6 @@ def test_leaving_early_does_not_read_pytorch(option):
 
 def test_a_server_that_ends_leaves_no_thread_behind():
     before = threading.active_count()
-    with given_back(seconds=0.01):
+    with trim_memory(seconds=0.01):
         time.sleep(0.05)
     assert threading.active_count() == before

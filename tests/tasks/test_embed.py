@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import dear
 from dear.cli import build_app
-from dear.errors import DataError, RunError, UsageError
+from dear.errors import DataError, Interrupted, RunError, UsageError
 from dear.tasks.embed import task as embedding
 from dear.tasks.embed.sources import open_source
 from dear.tasks.embed.task import embed
@@ -65,7 +65,7 @@ def test_what_is_finished_is_not_computed_again(photos, tmp_path, monkeypatch):
         return once
 
     monkeypatch.setattr(embedding, "embedder", breaking)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted):
         embed(photos, tmp_path / "out", shard=3)
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"part-000000.parquet", "_shards.json"}

@@ -44,9 +44,9 @@ def short_name(dataset: str) -> str:
     return escape(dataset.removeprefix("world:"))
 
 
-def _spreads(there: Sequence[tuple[object, Figure]]) -> list[float | None]:
+def _spreads(measured: Sequence[tuple[object, Figure]]) -> list[float | None]:
     """Standard deviations in percent; None, drawn as nothing, where there is one seed."""
-    return [None if value.std is None else 100 * value.std for _, value in there]
+    return [None if value.std is None else 100 * value.std for _, value in measured]
 
 
 def bars(lines: Sequence[Line], column: str) -> go.Figure:
@@ -54,13 +54,13 @@ def bars(lines: Sequence[Line], column: str) -> go.Figure:
     figure = go.Figure()
     for number, (name, rows) in enumerate(_series(lines).items()):
         figures = [(line.dataset, line.figure(column)) for line in rows]
-        there = [(dataset, value) for dataset, value in figures if value is not None]
+        measured = [(dataset, value) for dataset, value in figures if value is not None]
         color, pattern = PALETTE[number % len(PALETTE)], PATTERNS[number // len(PALETTE) % len(PATTERNS)]
         figure.add_bar(
             name=name,
-            x=[short_name(dataset) for dataset, _ in there],
-            y=[100 * value.mean for _, value in there],
-            error_y={"array": _spreads(there), "color": INK, "thickness": 1},
+            x=[short_name(dataset) for dataset, _ in measured],
+            y=[100 * value.mean for _, value in measured],
+            error_y={"array": _spreads(measured), "color": INK, "thickness": 1},
             marker={
                 "color": color,
                 "pattern": {"shape": pattern, "bgcolor": color, "fgcolor": "white", "size": 5},
@@ -93,22 +93,22 @@ def base_novel_scatter(lines: Sequence[Line]) -> go.Figure:
     points: list[tuple[float, float]] = []
     for number, (name, rows) in enumerate(_series(lines).items()):
         pairs = [(line, line.figure("base"), line.figure("novel")) for line in rows]
-        there = [
+        measured = [
             (line, b.mean * 100, n.mean * 100) for line, b, n in pairs if b is not None and n is not None
         ]
-        points += [(b, n) for _, b, n in there]
+        points += [(b, n) for _, b, n in measured]
         filling = FILLINGS[number // len(PALETTE) % len(FILLINGS)]
         figure.add_scatter(
             name=name,
-            x=[b for _, b, _ in there],
-            y=[n for _, _, n in there],
+            x=[b for _, b, _ in measured],
+            y=[n for _, _, n in measured],
             mode="markers+text" if number == 0 else "markers",
             textposition="top center",
             textfont={"size": 11, "color": "#616e7c"},
-            text=[short_name(line.dataset) for line, _, _ in there],
+            text=[short_name(line.dataset) for line, _, _ in measured],
             marker={
                 "color": PALETTE[number % len(PALETTE)],
-                "symbol": [MARKS[places[line.dataset] % len(MARKS)] + filling for line, _, _ in there],
+                "symbol": [MARKS[places[line.dataset] % len(MARKS)] + filling for line, _, _ in measured],
                 "size": 11,
                 "line": {"color": "white", "width": 1} if not filling else {"width": 2},
             },
@@ -133,14 +133,14 @@ def shot_curves(lines: Sequence[Line]) -> go.Figure:
     for number, (name, rows) in enumerate(_series(lines).items()):
         for place, dataset in enumerate(datasets):
             at = sorted((line.shots, line.figure("accuracy")) for line in rows if line.dataset == dataset)
-            there = [(count, value) for count, value in at if value is not None]
+            measured = [(count, value) for count, value in at if value is not None]
             figure.add_scatter(
                 name=name,
                 legendgroup=name,
                 showlegend=place == 0,
-                x=[count for count, _ in there],
-                y=[100 * value.mean for _, value in there],
-                error_y={"array": _spreads(there), "thickness": 1},
+                x=[count for count, _ in measured],
+                y=[100 * value.mean for _, value in measured],
+                error_y={"array": _spreads(measured), "thickness": 1},
                 mode="lines+markers",
                 line={"color": PALETTE[number % len(PALETTE)], "dash": DASHES[number // len(PALETTE) % 4]},
                 hovertemplate="%{x} shots: %{y:.2f}<extra>" + name + "</extra>",

@@ -151,12 +151,12 @@ def training_curve(lines: Sequence[Mapping[str, float | int]], total: int | None
     palette = (INK, *PALETTE)
     figure = go.Figure()
     for number, name in enumerate(parts):
-        there = [(line["step"], line[name]) for line in lines if name in line]
+        logged = [(line["step"], line[name]) for line in lines if name in line]
         figure.add_scatter(
             name=label(name),
-            x=[step for step, _ in there],
-            y=[value for _, value in there],
-            mode="lines+markers" if len(there) < 30 else "lines",
+            x=[step for step, _ in logged],
+            y=[value for _, value in logged],
+            mode="lines+markers" if len(logged) < 30 else "lines",
             line={"color": palette[number % len(palette)], "width": 3 if number == 0 else 1.5},
             hovertemplate="step %{x}: %{y:.3f}<extra>" + label(name) + "</extra>",
         )
@@ -174,11 +174,11 @@ def accuracy_curve(points: Sequence[Mapping[str, float | int]], total: int | Non
     """
     figure = go.Figure()
     for mode in dict.fromkeys(name for point in points for name in point if name != "step"):
-        there = [point for point in points if mode in point]
+        measured = [point for point in points if mode in point]
         figure.add_scatter(
             name=label(mode),
-            x=[point["step"] for point in there],
-            y=[100 * point[mode] for point in there],
+            x=[point["step"] for point in measured],
+            y=[100 * point[mode] for point in measured],
             mode="lines+markers",
             line={"color": SERIES.get(mode, OTHER_SERIES), "width": 2},
             hovertemplate="step %{x}: %{y:.1f}%<extra>" + label(mode) + "</extra>",

@@ -41,7 +41,7 @@ from dear.serve.store import Adapter, AdapterStore, Card
 from dear.serve.texts import prepare_texts
 from dear.serve.traffic import Traffic
 from dear.serve.turns import Pace
-from dear.utils.memory import given_back
+from dear.utils.memory import trim_memory
 
 _MOST_KINDS = 6  # of adapters whose batches are recorded at the start
 _ADAPTERS = "(adapters)"  # takes turns with callers: texts of adapters that are loaded
@@ -111,7 +111,7 @@ class Service:
         self._pace = Pace(least=_LEAST_TEXTS)
         self._stopping = threading.Event()
         self._memory = ExitStack()
-        self._memory.enter_context(given_back())
+        self._memory.enter_context(trim_memory())
         self._watcher = threading.Thread(target=self._watch, name="dear-serve-watch", daemon=True)
         self._watcher.start()
 

@@ -29,7 +29,7 @@ from dear.studio.tabs.label import label_tab
 from dear.studio.tabs.retrieve import retrieve_tab
 from dear.studio.tabs.train import train_tab
 from dear.studio.training import Trainer
-from dear.utils.memory import given_back
+from dear.utils.memory import trim_memory
 
 #: title, function that builds the tab, and whether it applies to the model of the studio
 TABS: tuple[tuple[str, Callable[[Context, Any], TabUpdate], Callable[[StudioState], bool]], ...] = (
@@ -192,7 +192,7 @@ def serving_state(
     trainer = Trainer(state)
     page = build(state, trainer)
     try:
-        with given_back():
+        with trim_memory():
             yield _launch(page, host, port, max_upload_mb)
     finally:
         trainer.stop()

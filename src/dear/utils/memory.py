@@ -22,15 +22,15 @@ def keep_freed() -> None:
 
 
 @contextmanager
-def given_back(seconds: float = 15.0) -> Iterator[None]:
-    """Return memory that a server's threads freed to the system every few seconds.
+def trim_memory(seconds: float = 15.0) -> Iterator[None]:
+    """Within this context, return freed memory to the system every few seconds.
 
-    The C library of Linux keeps one pool per thread and what was freed in it, so that a server of many
-    threads seems to grow for ever. Elsewhere this does nothing.
+    The C library of Linux keeps one pool of freed memory per thread, so that a server with many threads
+    seems to grow forever. Elsewhere this does nothing.
     """
     try:
         library = ctypes.CDLL(None)
-        limit, give_back = library.mallopt, library.malloc_trim
+        limit, trim = library.mallopt, library.malloc_trim
     except (OSError, TypeError, AttributeError):
         yield
         return
@@ -39,7 +39,7 @@ def given_back(seconds: float = 15.0) -> Iterator[None]:
 
     def work() -> None:
         while not done.wait(seconds):
-            give_back(0)
+            trim(0)
 
     thread = threading.Thread(target=work, name="dear-memory", daemon=True)
     thread.start()

@@ -33,9 +33,9 @@ class FewShot(Protocol):
             for (method, mode), method_lines in grouped(lines).items():
                 entries: list[Entry] = []
                 for count in shots:
-                    there = [line for line in method_lines if line.shots == count]
-                    whole = len(there) == len(datasets)
-                    entries.append(average(there).figure("accuracy") if whole else None)
+                    same_shots = [line for line in method_lines if line.shots == count]
+                    whole = len(same_shots) == len(datasets)
+                    entries.append(average(same_shots).figure("accuracy") if whole else None)
                 rows.append(SheetRow(("Average", method, mode), tuple(entries)))
         for dataset in datasets:
             for (method, mode), method_lines in grouped(

@@ -89,8 +89,8 @@ class Transfer(Protocol):
         rows = []
         for (method, mode), method_lines in grouped(lines).items():
             at = {line.dataset: line for line in method_lines}
-            there = [at[name] for name in targets if name in at]
-            mean = average(there).figure("accuracy") if there and len(there) == len(targets) else None
+            tested = [at[name] for name in targets if name in at]
+            mean = average(tested).figure("accuracy") if tested and len(tested) == len(targets) else None
             entries = [at[name].figure("accuracy") if name in at else None for name in datasets]
             rows.append(SheetRow((method, mode), (entries[0], mean, *entries[1:])))
         paper, notes = published.for_protocol(self.name), []

@@ -21,7 +21,7 @@ from dear.clip.model import Clip
 from dear.clip.variant import matrix_dtype
 from dear.data.batches import Images, over_batches, pixels_for
 from dear.data.images import ImageSet, ListedImages, Wrapped
-from dear.errors import UsageError
+from dear.errors import Interrupted, UsageError
 from dear.methods.tensors import unit
 from dear.runs.feature_cache import FeatureCache
 from dear.runs.model import Model
@@ -215,6 +215,7 @@ def embed(
     Raises:
         DataError: the folder or table contains no images.
         RunError: `out` contains something else.
+        Interrupted: Ctrl-C was pressed; finished shards are kept.
 
     Example:
         >>> from PIL import Image
@@ -247,5 +248,8 @@ def embed(
     question["columns"] = ",".join(source.columns)
     job = ShardJob(source, Path(out), question, shard, engine, workers)
     made = (lambda: make()[1]) if engine == "ray" else (lambda: here)
-    done = run_shards(job, made, progress, torch.device(device))
+    try:
+        done = run_shards(job, made, progress, torch.device(device))
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; the same command computes the remaining shards") from None
     return Embeddings(path=Path(out), computed=done)
