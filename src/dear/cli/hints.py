@@ -15,6 +15,7 @@ HINTS: dict[str, str] = {
     "backbones": "`dear backbones` lists them",
     "batch": "set a smaller one with --batch",
     "calibrate": "`dear adapt` calibrates unless --no-calibrate is given",
+    "choose-adapt": "add --adapt, or remove --out",
     "cluster": "without it, --engine local computes in this process",
     "data-check": "`dear data check NAME --data-root FOLDER` says what must lie where",
     "data-root": "name it with --data-root",

@@ -215,7 +215,9 @@ def choose(
     if not (minutes > 0 and math.isfinite(minutes)):
         raise UsageError(f"minutes must be a positive number, got {minutes}")
     if out is not None and not adapt:
-        raise UsageError("out is the run folder that adapt writes; set adapt, or leave out `out`")
+        raise UsageError(
+            "out names the run folder that adapt writes, and adapt is not set", hint="choose-adapt"
+        )
     if out is not None:
         check_folder(out, resume=False)
     if is_frame(data):

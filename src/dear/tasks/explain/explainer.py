@@ -506,7 +506,7 @@ class Explainer:
         if not trace.linear:
             notices.append(
                 f"{self.method.title} compares an image with its training images by a kernel: that part of "
-                f"the score cannot be decomposed and is one bar, {UNKNOWN.lower()}."
+                f"the score is one bar, {UNKNOWN.lower()}."
             )
         return notices
 
