@@ -36,7 +36,7 @@ MAX_ACCURACY_LOSS = 0.05  #: loss of cross-validated training accuracy above whi
 
 
 @dataclass(frozen=True)
-class Choice:
+class ConceptChoice:
     """The chosen way to remove a concept, and the scores of all ways."""
 
     way: str
@@ -73,7 +73,7 @@ def choose_concept_removal(
     seed: int = 1,
     heads_first: bool = False,
     units: Places | None = None,
-) -> Choice:
+) -> ConceptChoice:
     """The best of several ways ("words", "heads", "examples", "leace") to remove a concept, or pair of ways.
 
     Args:
@@ -89,7 +89,7 @@ def choose_concept_removal(
         raise UsageError("ways must contain at least one removal to choose from, got none")
     names = sorted(ways, key=ORDER.index)
     if len(names) == 1:
-        return Choice(names[0], ways[names[0]], {})
+        return ConceptChoice(names[0], ways[names[0]], {})
     candidates = {name: ways[name] for name in names}
     for first, second in combinations(names, 2):
         if {first, second} != {"examples", "leace"}:
@@ -109,7 +109,7 @@ def choose_concept_removal(
         _accuracies(removal, images, [images], labels, fold)[0]
         for removal in (no_removal, candidates[chosen])
     )
-    return Choice(chosen, candidates[chosen], scores, before, after)
+    return ConceptChoice(chosen, candidates[chosen], scores, before, after)
 
 
 def _partners(labels: Tensor, seed: int) -> Tensor:

@@ -17,7 +17,7 @@ from dear.heads.concept_words import Concept, find_concept, readable_words, valu
 from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.names import CONCEPTS
 from dear.heads.roles import RoleMap
-from dear.shortcuts.concept_trials import ORDER, Choice, choose_concept_removal
+from dear.shortcuts.concept_trials import ORDER, ConceptChoice, choose_concept_removal
 from dear.shortcuts.edits import KINDS
 from dear.shortcuts.properties import PROPERTIES
 from dear.shortcuts.removal import Removal, combine, remove_examples, remove_heads, remove_span
@@ -144,7 +144,7 @@ class RemovedConcepts:
 
     clip: Clip  #: the corrected backbone
     removal: Removal  #: what was removed
-    choices: Mapping[str, Choice]  #: per concept, the chosen way and the scores of all
+    choices: Mapping[str, ConceptChoice]  #: per concept, the chosen way and the scores of all
     images: Collected  #: contributions of the training images in the plain backbone
     ways: Mapping[str, Mapping[str, Removal]]  #: per concept, all possible removals by way
 
@@ -203,7 +203,7 @@ def remove(
     layers = checked_roles.layers if checked_roles is not None else clip.config.vision.last_third
     collected = collect(clip, images, layers)
     ways: dict[str, dict[str, Removal]] = {}
-    choices: dict[str, Choice] = {}
+    choices: dict[str, ConceptChoice] = {}
     for name, concept in concepts.items():
         ways[name] = ways_to_remove(clip, concept, collected, checked_roles, examples.get(name))
         if without.way != "auto":
@@ -273,7 +273,7 @@ def ways_to_remove(
     return ways
 
 
-def _named_way(name: str, ways: Mapping[str, Removal], way: str) -> Choice:
+def _named_way(name: str, ways: Mapping[str, Removal], way: str) -> ConceptChoice:
     """The removal by `way`, which the user named; no scores."""
     missing = [part for part in way.split("+") if part not in ways]
     if missing:
@@ -284,4 +284,4 @@ def _named_way(name: str, ways: Mapping[str, Removal], way: str) -> Choice:
         reason = reasons.get(missing[0], "it has no examples")
         remedy = f"; use {' or '.join(ways)}" if ways else ""
         raise UsageError(f"{name} cannot be removed by {missing[0]}: {reason}{remedy}")
-    return Choice(way, combine(*(ways[part] for part in way.split("+"))), {})
+    return ConceptChoice(way, combine(*(ways[part] for part in way.split("+"))), {})
