@@ -142,6 +142,38 @@ def test_malformed_boxes_name_row_and_column(tmp_path: Path, row: str, column: s
         open_data(tmp_path / "boxes.csv", "all")
 
 
+def test_boxes_of_one_image_are_on_one_side(tmp_path: Path) -> None:
+    lines = ["path,label,x,y,width,height"]
+    for number in range(20):
+        (tmp_path / f"{number}.png").write_bytes(encoded((12 * number, 2, 3)))
+        lines += [f"{number}.png,{label},{place},0,2,2" for place, label in enumerate("abab")]
+    (tmp_path / "boxes.csv").write_text("\n".join(lines))
+    train, test = (open_data(tmp_path / "boxes.csv", split) for split in ("train", "test"))
+    assert not set(train.files) & set(test.files)
+    assert len(test) == 16
+
+
+@pytest.mark.parametrize("columns", ["path,label", "path,label,x,y,width,height"])
+def test_a_table_too_small_to_hold_out_images(tmp_path: Path, columns: str) -> None:
+    (tmp_path / "a.png").write_bytes(encoded((1, 2, 3)))
+    box = ",0,0,2,2" if "x" in columns else ""
+    (tmp_path / "one.csv").write_text(f"{columns}\na.png,a{box}\n")
+    assert [len(open_data(tmp_path / "one.csv", split)) for split in ("train", "test")] == [1, 0]
+
+
+@pytest.mark.parametrize(("key", "listed"), [("image_id", "images"), ("category_id", "categories")])
+def test_a_coco_annotation_of_nothing_names_the_item(tmp_path: Path, key: str, listed: str) -> None:
+    annotation = {"image_id": 7, "category_id": 1, "bbox": [0, 0, 3, 2], key: 99}
+    coco = {
+        "images": [{"id": 7, "file_name": "a.png"}],
+        "categories": [{"id": 1, "name": "red"}],
+        "annotations": [annotation],
+    }
+    (tmp_path / "coco.json").write_text(json.dumps(coco))
+    with pytest.raises(DataError, match=f"annotation 1: {key} 99 is not in {listed}"):
+        open_data(tmp_path / "coco.json", "all")
+
+
 def test_a_box_outside_its_image_names_the_row(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded((1, 2, 3)))
     (tmp_path / "boxes.csv").write_text("path,label,x,y,width,height\na.png,a,0,0,4,4\na.png,b,10,10,40,4\n")

@@ -140,8 +140,13 @@ def open_table(
     main = torch.tensor([labels[row.label] for row in rows]) if targets is None else main_labels(targets)
     if rows[0].split is None:
         groups = [(label, row.domain) for label, row in zip(main.tolist(), rows, strict=True)]
-        searched = folder if reader is None and rows[0].box is None else None
-        chosen = pick_split([row.key for row in rows], groups, split, str(place), searched)
+        first: dict[str, int] = {}  # image -> its first row: all boxes of an image are on one side
+        for index, row in enumerate(rows):
+            first.setdefault(row.path or row.key, index)
+        keys, searched = list(first), folder if reader is None else None
+        picked = pick_split(keys, [groups[index] for index in first.values()], split, str(place), searched)
+        images = {keys[index] for index in picked}
+        chosen = [index for index, row in enumerate(rows) if (row.path or row.key) in images]
     else:
         chosen = [index for index, row in enumerate(rows) if split in ("all", row.split)]
         if not chosen:
@@ -191,7 +196,7 @@ def _image_set(
     if reader is not None:
         return CellImages(reader=reader, rows=tuple(row.number - 1 for row in rows), **common)
     files = tuple(row.path or "" for row in rows)
-    if rows[0].box is None:
+    if not rows or rows[0].box is None:  # the held-out part of few images is empty
         return FileImages(root=folder, paths=files, **common)
     boxes = tuple(row.box or Box(0, 0, 1, 1) for row in rows)
     places = tuple(f"{place}, row {row.number}" for row in rows)
@@ -477,12 +482,28 @@ def _coco(path: Path) -> Iterator[tuple[int, Record]]:
         where = f"{path}, annotation {number}"
         try:
             x, y, width, height = annotation["bbox"]
-            file, label = files[annotation["image_id"]], names[annotation["category_id"]]
+            image, category = annotation["image_id"], annotation["category_id"]
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"{where}: needs image_id, category_id, and bbox of four numbers ({error})"
             ) from None
-        yield number, {"path": file, "label": label, "x": x, "y": y, "width": width, "height": height}
+        for key, value, known, listed in (
+            ("image_id", image, files, "images"),
+            ("category_id", category, names, "categories"),
+        ):
+            if not isinstance(value, int | str) or value not in known:
+                raise DataError(f"{where}: {key} {value!r} is not in {listed}")
+        yield (
+            number,
+            {
+                "path": files[image],
+                "label": names[category],
+                "x": x,
+                "y": y,
+                "width": width,
+                "height": height,
+            },
+        )
 
 
 def _csv(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
