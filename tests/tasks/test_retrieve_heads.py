@@ -12,6 +12,7 @@ from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
 from dear.errors import DataError, UsageError
+from dear.heads.roles import RoleMap
 from dear.methods import DeAR, ZeroShot
 from dear.tasks.retrieve import has_attribute_heads, retrieve
 
@@ -68,10 +69,33 @@ def test_what_cannot_be_retrieved_is_said(model: DeAR, tmp_path: Path) -> None:
         retrieve(model, query=query, gallery=tmp_path, by="features")
 
 
-def test_a_map_close_to_chance_is_not_searched_by(tmp_path: Path) -> None:
+def poor_roles() -> RoleMap:
+    """A role map that is close to chance."""
     known = mixed_roles()
     chance = {"bits": 1.2, "rotated": 1.22, "deviation": 0.04, "rotations": 8}
-    poor = structs.replace(known, evidence={**known.evidence, "information": chance})
+    return structs.replace(known, evidence={**known.evidence, "information": chance})
+
+
+def test_a_run_whose_map_is_close_to_chance_states_it_once() -> None:
+    images, roles = Colors(), poor_roles()
+    model = DeAR(CLIP, ["a", "b", "c"], roles=roles, ids=token_ids())
+    found = retrieve(model, query=images.image(0), gallery=images, top=2)
+    assert found.by == "features"
+    assert found.notice is not None
+    assert found.notice.count(roles.caveat()) == 1
+
+
+def test_attributes_that_retrieve_the_same_images_are_reported(model: DeAR) -> None:
+    images = Colors()
+    for top, reported in ((2, True), (len(images), False)):  # a list of all images shares them by chance
+        found = retrieve(model, query=images.image(0), gallery=images, by="features", top=top)
+        lists = [set(match.indices) for match in found]
+        assert all(one == lists[0] for one in lists)
+        assert (found.notice is not None) == reported
+
+
+def test_a_map_close_to_chance_is_not_searched_by(tmp_path: Path) -> None:
+    poor = poor_roles()
     with pytest.raises(UsageError) as refused:
         retrieve(query="none.png", gallery=tmp_path, backbone=CLIP, roles=poor)
     assert poor.caveat() in str(refused.value)

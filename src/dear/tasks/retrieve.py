@@ -11,7 +11,7 @@ import io
 import os
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -71,7 +71,7 @@ class Retrieval(Sequence[Match]):
     matches: tuple[Match, ...]
     images: ImageSet  #: the gallery
     overlap: float | None = None  #: mean share of images that the lists of two attributes have in common
-    notice: str | None = None  #: a sentence where the attributes can hardly be distinguished
+    notice: str | None = None  #: where attributes can hardly be distinguished, or their names say little
 
     @overload
     def __getitem__(self, index: int) -> Match: ...
@@ -258,8 +258,14 @@ def _by_features(
     wanted = None if attribute is None else method.attributes[method.attribute_index(attribute)]
     images = gallery_of(gallery, root)
     matches = rank(method, query, gallery_features(method, images, progress), images, top)
-    chosen = tuple(match for match in matches if wanted in (None, match.attribute))
-    return Retrieval(query, "features", chosen, images)
+    result = Retrieval(query, "features", tuple(matches), images)
+    return _chosen(result, wanted, method.clip.name, names_caveat(method))
+
+
+def names_caveat(method: Method) -> str:
+    """A sentence where a method's attributes are named after a role map close to chance; else empty."""
+    caveat = "" if method.roles is None else method.roles.caveat()
+    return caveat and f"{caveat} The names of the attributes say little."
 
 
 def contact_sheet(query: ImageLike, match: Match, images: ImageSet, columns: int = 5) -> Image.Image:
@@ -322,15 +328,25 @@ def _by_heads(
         space, center = head_space(seen, heads)
         near = space @ head_space(one, heads, center)[0][0]
         matches.append(_nearest(name, near.masked_fill(same, -2.0), int((~same).sum()), images, top))
-    overlap = mean_overlap({match.attribute: match.indices for match in matches})
-    notice = None
-    if len(matches) > 1 and overlap >= ALIKE:
-        notice = (
-            f"attributes can hardly be distinguished on {clip.name}: the lists of two attributes share "
+    return _chosen(Retrieval(query, "heads", tuple(matches), images), wanted, clip.name, "")
+
+
+def _chosen(result: Retrieval, wanted: str | None, name: str, caveat: str) -> Retrieval:
+    """The matches of one attribute, or all; the notice says where attributes can hardly be distinguished.
+
+    `caveat` is a sentence about their names, or empty.
+    """
+    overlap = mean_overlap({match.attribute: match.indices for match in result.matches})
+    notices = [caveat] if caveat else []
+    longest = max(len(match.indices) for match in result.matches)
+    small = 2 * longest > len(result.images)  # lists of a small gallery share images by chance
+    if len(result.matches) > 1 and overlap >= ALIKE and not small:
+        notices.append(
+            f"attributes can hardly be distinguished on {name}: the lists of two attributes share "
             f"{overlap:.1%} of their images"
         )
-    chosen = tuple(match for match in matches if wanted in (None, match.attribute))
-    return Retrieval(query, "heads", chosen, images, overlap, notice)
+    chosen = tuple(match for match in result.matches if wanted in (None, match.attribute))
+    return replace(result, matches=chosen, overlap=overlap, notice=" ".join(notices) or None)
 
 
 def _nearest(name: str, near: Tensor, available: int, images: ImageSet, top: int) -> Match:

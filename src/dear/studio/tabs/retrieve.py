@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
 import gradio as gr
@@ -18,9 +19,15 @@ from dear.studio.parts import (
     visitor_of,
 )
 from dear.studio.retrieve import ImageSearch, attributes
-from dear.studio.state import gallery_html
+from dear.studio.state import StudioState, gallery_html
+from dear.tasks.retrieve import names_caveat
 
 _HINT = "<p>Drop an image or click an example: similar images appear here.</p>"
+
+
+def _hint(state: StudioState) -> str:
+    caveat = names_caveat(state.model.method)
+    return _HINT + (f"<p>{escape(caveat)}</p>" if caveat else "")
 
 
 def retrieve_tab(context: Context, tab: Any) -> TabUpdate:
@@ -50,7 +57,7 @@ def retrieve_tab(context: Context, tab: Any) -> TabUpdate:
                 )
         with gr.Column(scale=3, min_width=300):
             shown_query = gr.HTML(elem_id="retrieve-query")
-            nearest_images = gr.HTML(_HINT, elem_id="retrieve-found", elem_classes=["dear-room"])
+            nearest_images = gr.HTML(_hint(state), elem_id="retrieve-found", elem_classes=["dear-room"])
     picked = gr.State(None)
 
     def run(
@@ -79,7 +86,7 @@ def retrieve_tab(context: Context, tab: Any) -> TabUpdate:
     def values() -> list[Any]:
         names = attributes(state)
         choices = gr.update(choices=names, value=next(iter(names), None))
-        return [choices, samples.shown(state.version), None, "", _HINT]
+        return [choices, samples.shown(state.version), None, "", _hint(state)]
 
     inputs, outputs = [query, picked, attribute, folder, context.version], [shown_query, nearest_images]
     find = errors_as_output(run, lambda problem: ["", problem])
