@@ -23,7 +23,13 @@ Datasets = Annotated[
     str | None, Option(help="Comma-separated: benchmark names, world:NAME, folders, tables.")
 ]
 Seeds = Annotated[str, Option(help="Comma-separated seeds.")]
-Shots = Annotated[str | None, Option(help="Images per class, comma-separated; 0 takes all.")]
+Shots = Annotated[
+    str | None,
+    Option(
+        help="Images per class, comma-separated; 0 takes all. Default: 16; few-shot: 1,2,4,8,16; "
+        "leave-one-domain-out: all."
+    ),
+]
 Roles = Annotated[str | None, Option(help="Role map of the backbone (roles.json), or table2.")]
 Set = Annotated[
     list[str] | None,
