@@ -178,8 +178,8 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
                 "dear bench leave-one-domain-out --backbone SMALL --methods purify,mmrl,skip-tuning,dear,proker,clip-lora,"
                 "linear-probe,promptsrc,coop,zeroshot --datasets PACS --seeds 1,2,3",
                 ("dataset", "method", "changed", "mode"), ("target",), "held_out",
-                note="world:domains: rivals have one unseen domain alone (the device time ended); purification has one seed on a "
-                "CPU and two unseen domains, without the comparison with `gates=False`.", recipes=True,
+                note="world:domains: zero-shot and ProKeR have all four unseen domains on a CPU, other rivals one (the device time "
+                "ended); purification has one seed on a CPU and two domains, without the comparison with `gates=False`.", recipes=True,
             ),
             Table(
                 "Style centroids, and the most that removing heads can gain", f"{RESEARCH}/style_centroids.csv",
