@@ -97,6 +97,6 @@ def test_attributes_that_retrieve_the_same_images_are_reported(model: DeAR) -> N
 def test_a_map_close_to_chance_is_not_searched_by(tmp_path: Path) -> None:
     poor = poor_roles()
     with pytest.raises(UsageError) as refused:
-        retrieve(query="none.png", gallery=tmp_path, backbone=CLIP, roles=poor)
+        retrieve(query=Colors().image(0), gallery=tmp_path, backbone=CLIP, roles=poor)
     assert poor.caveat() in str(refused.value)
     assert not has_attribute_heads(CLIP, poor)

@@ -123,14 +123,14 @@ def test_what_a_part_of_the_set_is_answered_from() -> None:
 def test_preparation_reads_the_features_that_trainings_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Main training and folds of a cross-validation walk the same images."""
     method, feed, steps = views_task()
-    batches = list(feed.walk())
+    batches = list(feed.batches())
     expected = torch.cat([method.clip.encode_image(batch.pixels) for batch in batches])
     calls: list[int] = []
     pixels = feed.images.pixels
     monkeypatch.setattr(feed.images, "pixels", lambda rows, *size: calls.extend(rows) or pixels(rows, *size))
     for rows in (range(len(feed.images)), [0, 3, 5, 5]):
         part, images = steps.views.subset(rows), feed.images.subset(list(rows))
-        walked = list(StepFeed(method, Feed(images, method.clip, feed.recipe), 100, part).walk())
+        walked = list(StepFeed(method, Feed(images, method.clip, feed.recipe), 100, part).batches())
         found = torch.cat([batch.features for batch in walked])
         torch.testing.assert_close(found, expected[list(rows)], rtol=1e-4, atol=1e-5)
         labels = torch.cat([batch.labels for batch in walked])
