@@ -45,6 +45,8 @@ def test_the_page_shows_every_part(folder: Path, tmp_path: Path, monkeypatch: py
         assert all(f"{100 * value:.1f}%" in page for value in accuracy.values())
     assert all(one.sentence in page for one in demo.explained)
     assert demo.audit.verdict in page
+    assert demo.audit.suspects
+    assert f"dear repair {tmp_path / 'demo' / 'run-linear-probe'} --without" in page
     assert "hardly specialized" not in page
     for command in (f"dear predict {tmp_path / 'demo' / 'run-proker'} ", f"--data {folder} --backbone mini"):
         assert command in page

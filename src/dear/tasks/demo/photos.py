@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,7 @@ def photo_demo(
         audited = audit(
             probe, data, roles=roles, shots=SHOTS, seed=SEED, data_root=root, backbone=clip, held_out=test
         )
+    audited = replace(audited, run=str(folder / "run-linear-probe"))  # what `next_steps` repairs
     progress(f"   {audited.verdict}")
     progress("4. Why this answer")
     with timed("explanations"):
