@@ -127,6 +127,7 @@ BODIES = {
         {"images": ["http://127.0.0.1:9/a.png"]},
         {"images": ["file:///etc/passwd"]},
         {"images": [f"data:video/jpeg;base64,{','.join(['QUFB'] * 5000)}"]},
+        {"images": [f"data:image/jpeg;base64,{','.join(['QUFB'] * 5000)}"]},
         {"images": ["data:text/plain,hello"]},
         {"input": "http://127.0.0.1:9/a.png"},
         {"input": ["ftp://127.0.0.1:9/a.png"] * 3},
@@ -301,6 +302,13 @@ def test_uploads_that_cannot_be_runs(runs, archive):
     assert not LEAKS.search(reply.text), reply.text
     assert not [path for path in runs.iterdir() if "new" in path.name or path.is_symlink()]
     assert "evil" not in set(sys.modules) - modules
+
+
+def test_an_image_of_one_pixel_is_answered(client):
+    dot = [("files", ("dot.png", image_bytes(1, size=1)))]
+    reply = client.post("/v1/models/zero/classify", files=dot, headers=bearer(OPEN_ALL))
+    assert reply.status_code == 200, reply.text
+    assert [one["image"] for one in reply.json()["answers"]] == ["dot.png"]
 
 
 def test_a_url_encoded_body_of_a_million_fields_is_refused_unread(client):
