@@ -175,3 +175,37 @@ def test_where_the_run_is_and_threads_change_nothing(tmp_path: Path, photos: dic
 def as_rows(rows: list[dict[str, float]], model: Model) -> NDArray[np.float64]:
     """Probabilities [n, C] in the order of the model's classes."""
     return np.array([[row[name] for name in model.classes] for row in rows])
+
+
+@pytest.mark.parametrize("name", ["proker", "tip-adapter"])
+def test_the_order_of_several_labels_changes_nothing(
+    clip: dear.Clip, photos: dict[str, list[Path]], name: str
+) -> None:
+    names = [key for key in photos if key != "test"]
+    files = [path for key in names for path in photos[key]]
+    places = np.arange(EACH * CLASSES)
+    targets = np.eye(CLASSES, dtype=int)[places // EACH]
+    targets[::2] += np.roll(targets, 1, axis=1)[::2]  # every class has six images
+    targets[0, 2] = targets[5, 3] = targets[9, 0] = targets[14, 1] = 1
+
+    def answers(order: list[int], classes: list[int]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        estimator = dear.Classifier(method=name, backbone=clip)
+        estimator.fit(
+            [files[place] for place in order],
+            targets[np.ix_(order, classes)],
+            class_names=[names[place] for place in classes],
+        )
+        back = np.argsort(classes)
+        thresholds = np.array(estimator.run_.calibration.modes["default"].thresholds)
+        return estimator.predict_proba(photos["test"])[:, back], thresholds[back]
+
+    probabilities, thresholds = answers(*USUAL)
+
+    @few
+    @orders
+    def check(order: list[int], classes: list[int]) -> None:
+        again, limits = answers(order, classes)
+        np.testing.assert_allclose(again, probabilities, atol=1e-4)
+        np.testing.assert_allclose(limits, thresholds, atol=1e-4)
+
+    check()

@@ -278,14 +278,19 @@ def main_labels(targets: Tensor) -> Tensor:
     """One label [n] of each image of bool [n, C]: that of its classes with the fewest images.
 
     Draws, folds, and splits treat an image as one of that class, so that rare classes are in every part. An
-    image without a label counts as one of the most frequent class.
+    image without a label counts as one of the most frequent class. Of classes with equally many images the
+    one whose images have fewer and rarer labels counts: the order of classes shall not matter.
 
     >>> main_labels(torch.tensor([[1, 1, 0], [1, 0, 0], [1, 0, 1], [0, 0, 0]]).bool())
     tensor([1, 0, 2, 0])
     """
-    counts = targets.sum(dim=0)
-    labels = torch.where(targets, counts, counts.max() + 1).argmin(dim=1)
-    return torch.where(targets.any(dim=1), labels, counts.argmax())
+    has = targets.long()
+    counts, per_image = has.sum(dim=0), has.sum(dim=1)  # [C], [n]
+    frequency = has @ counts  # of an image's labels together, [n]
+    keys = torch.stack([counts, per_image.square() @ has, frequency @ has])  # [3, C]
+    rank = keys.unique(dim=1, return_inverse=True)[1]  # of each class, in lexical order
+    labels = torch.where(targets, rank, len(rank)).argmin(dim=1)
+    return torch.where(targets.any(dim=1), labels, rank.argmax())
 
 
 def targets_of(images: ImageSet) -> Tensor | None:
