@@ -12,7 +12,7 @@ EXTRAS := roles,studio,onnx,cluster,parquet,serve,dev
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "Installing dear and what its tests need into $(VENV) (about 2 GB, a few minutes, once):"
+	@echo "Installing dear and what its tests need into $(VENV) (about 4 GB, a few minutes, once):"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python scripts/install.py --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	@touch $@

@@ -88,6 +88,24 @@ def test_the_permutation_test_is_fair() -> None:
     assert 5 <= low <= 26
 
 
+def test_a_value_of_one_class_counts_only_where_random_directions_do_not_reach_it() -> None:
+    """Images of a class that are close to each other share a value of any concept, clean ones too."""
+    generator = torch.Generator().manual_seed(0)
+    labels, basis = torch.arange(6).repeat_interleave(20), torch.eye(32)
+    names, noise = basis[10:16] + basis[1], torch.randn(120, 32, generator=generator)
+
+    clusters = 3 * torch.randn(6, 32, generator=generator)[labels] + 0.2 * noise
+    directions = torch.stack([clusters[0], clusters[1:].mean(dim=0)])
+    table = associate("q", "ab", directions, clusters, labels, names, permutations=99)
+    assert table.table.tolist() == [[20, 0]] + [[0, 20]] * 5
+    assert table.one_class is None
+
+    planted = noise + 6 * torch.where(labels[:, None] == 0, basis[0], basis[1])
+    association = associate("q", "ab", basis[:2], planted, labels, names, permutations=99)
+    assert association.one_class is not None
+    assert association.one_class[:2] == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("name", "concept"),
     [("place@0.9", "Location"), ("color@0.9", "Color"), ("texture@0.9", "Texture"), ("place", "Location")],

@@ -36,6 +36,7 @@ FALSE_ALARM_RATE = 0.05  #: probability of any false association among all conce
 MIN_ASSOCIATION = 0.10  #: normalized mutual information above that of shuffled labels
 MIN_ABOVE_RANDOM = 0.05  #: the same above that of random directions of the features
 RANDOM_DRAWS = 8
+GAP_DRAWS = 50  #: of random directions, none of which may reach the gap of a class
 MIN_CLASS_GAP = 0.90  #: share of a class's images with a value, minus that of all other images
 MIN_CLASS_NAME_RATIO = 2.0  #: variance of the class names in the concept's span, relative to a random span
 MIN_ADDED_INFO = 0.05  #: share of the labels' entropy that a concept adds to a stronger one
@@ -60,8 +61,8 @@ class Association:
     p_value: float  #: share of shuffled labels with at least as much information
     class_name_ratio: float  #: variance of the class names in the concept's span, relative to a random span
     random_excess: float = 0.0  #: `excess` of as many random directions of these features, mean of draws
-    #: (class, value, gap) where nearly all images of one class have a value that hardly any other image has
-    #: and that the class name does not imply; None: there is none
+    #: (class, value, gap) where nearly all images of one class have a value that hardly any other image has,
+    #: that the class name does not imply, and that random directions do not reach; None: there is none
     one_class: tuple[int, int, float] | None = None
     label: str = ""  #: of several labels: the one that is compared with its absence; else empty
 
@@ -174,7 +175,7 @@ def associate(
     classes, kinds = len(class_features), len(words)
     values, labels = nearest_values(features, directions), labels.to(torch.int64)
     information, shuffled = shuffled_information(values, labels, permutations=permutations, seed=seed)
-    table = torch.bincount(labels * kinds + values, minlength=classes * kinds).view(classes, kinds)
+    table = value_table(values, labels, classes, kinds)
     return Association(
         concept,
         tuple(words),
@@ -185,43 +186,78 @@ def associate(
         (1 + int((shuffled >= information - 1e-12).sum())) / (1 + permutations),
         class_name_ratio(directions, class_features),
         random_excess(features, labels, kinds, seed),
-        one_class(table, nearest_values(class_features, directions)),
+        one_class(
+            table,
+            nearest_values(class_features, directions),
+            random_gap(features, labels, classes, kinds, seed),
+        ),
     )
 
 
-def random_excess(features: Tensor, labels: Tensor, kinds: int, seed: int = 1) -> float:
-    """Information of `kinds` random directions about the labels above that of shuffled labels, mean of draws.
+def random_values(features: Tensor, kinds: int, seed: int) -> Tensor:
+    """Which of `kinds` random directions each image [n, E] has most of, int64 [n].
 
     Directions are drawn with the covariance of the features: images of different classes differ in almost
     any of them, so a concept must be associated with the labels more closely than that.
     """
     centered = features.float() - features.float().mean(dim=0)
-    excesses = []
-    for draw in range(RANDOM_DRAWS):
-        generator = torch.Generator().manual_seed(seed * RANDOM_DRAWS + draw)
-        rows = F.normalize(torch.randn(kinds, len(features), generator=generator) @ centered, dim=-1)
-        scores = centered @ rows.T  # [n, K]
-        values = (scores / scores.std(dim=0).clamp(min=1e-12)).argmax(dim=1)
-        excesses.append(_excess(values, labels, None, seed, permutations=20))
+    generator = torch.Generator().manual_seed(seed)
+    rows = F.normalize(torch.randn(kinds, len(features), generator=generator) @ centered, dim=-1)  # [K, E]
+    scores = centered @ rows.T  # [n, K]
+    return (scores / scores.std(dim=0).clamp(min=1e-12)).argmax(dim=1)
+
+
+def random_excess(features: Tensor, labels: Tensor, kinds: int, seed: int = 1) -> float:
+    """Information of `kinds` random directions about the labels above that of shuffled labels, mean of draws."""
+    excesses = [
+        _excess(
+            random_values(features, kinds, seed * RANDOM_DRAWS + draw), labels, None, seed, permutations=20
+        )
+        for draw in range(RANDOM_DRAWS)
+    ]
     return sum(excesses) / len(excesses)
 
 
-def one_class(table: Tensor, named: Tensor) -> tuple[int, int, float] | None:
-    """The class and value with the largest gap in a table [C, K]; `named` [C] are values of the class names.
+def random_gap(features: Tensor, labels: Tensor, classes: int, kinds: int, seed: int = 1) -> float:
+    """Largest gap (see `one_class`) that one of several draws of `kinds` random directions reaches."""
+    return max(
+        float(class_gaps(value_table(random_values(features, kinds, seed), labels, classes, kinds)).max())
+        for seed in range(seed * GAP_DRAWS, (seed + 1) * GAP_DRAWS)
+    )
 
-    >>> one_class(torch.tensor([[9, 1], [0, 10], [0, 10]]), torch.tensor([1, 1, 1]))
-    (0, 0, 0.9)
-    >>> one_class(torch.tensor([[9, 1], [0, 10], [0, 10]]), torch.tensor([0, 1, 1])) is None
-    True
-    """
+
+def value_table(values: Tensor, labels: Tensor, classes: int, kinds: int) -> Tensor:
+    """Images per class and value, int64 [C, K]."""
+    return torch.bincount(labels * kinds + values, minlength=classes * kinds).view(classes, kinds)
+
+
+def class_gaps(table: Tensor) -> Tensor:
+    """Share of each class's images with each value, minus that of all other images: [C, K]."""
     counts = table.double()
     share = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
     rest = counts.sum(dim=0) - counts
-    gap = share - rest / rest.sum(dim=1, keepdim=True).clamp(min=1)
+    return share - rest / rest.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def one_class(table: Tensor, named: Tensor, random: float = 0.0) -> tuple[int, int, float] | None:
+    """The class and value with the largest gap in a table [C, K]; `named` [C] are values of the class names.
+
+    None if the gap is below `MIN_CLASS_GAP` or if random directions reach it, too (`random`): on features in
+    which images of a class are close to each other, nearly all of them share the value of any concept.
+
+    >>> one_class(torch.tensor([[9, 1], [0, 10], [0, 10]]), torch.tensor([1, 1, 1]))
+    (0, 0, 0.9)
+    >>> one_class(torch.tensor([[9, 1], [0, 10], [0, 10]]), torch.tensor([1, 1, 1]), random=0.95) is None
+    True
+    >>> one_class(torch.tensor([[9, 1], [0, 10], [0, 10]]), torch.tensor([0, 1, 1])) is None
+    True
+    """
+    gap = class_gaps(table)
     gap[torch.arange(len(gap)), named] = -1.0
     label, value = divmod(int(gap.argmax()), gap.shape[1])
     score = round(float(gap[label, value]), 6)
-    return (label, value, score) if score >= MIN_CLASS_GAP and len(table) > 2 else None
+    enough = score >= MIN_CLASS_GAP and score > random
+    return (label, value, score) if enough and len(table) > 2 else None
 
 
 def nearest_values(features: Tensor, directions: Tensor) -> Tensor:
