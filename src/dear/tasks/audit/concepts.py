@@ -208,7 +208,7 @@ def random_values(features: Tensor, kinds: int, seed: int) -> Tensor:
 
 
 def random_excess(features: Tensor, labels: Tensor, kinds: int, seed: int = 1) -> float:
-    """Information of `kinds` random directions about the labels above that of shuffled labels, mean of draws."""
+    """Mean information of random directions about the labels above that of shuffled labels."""
     excesses = [
         _excess(
             random_values(features, kinds, seed * RANDOM_DRAWS + draw), labels, None, seed, permutations=20
