@@ -538,9 +538,8 @@ def _source(table: Table, data: pd.DataFrame) -> str:
         text=True,
         check=False,
     ).stdout.strip()
-    return (
-        f"*`{table.file}`{f' at {commit}' if commit else ''}; {len(data)} measurements; {'; '.join(facts)}.*"
-    )
+    where = f"`{table.file}`{f' at {commit}' if commit else ''}"
+    return f"*{'; '.join([where, f'{len(data)} measurements', *facts])}.*"
 
 
 def main() -> None:
