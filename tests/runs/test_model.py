@@ -88,7 +88,7 @@ def test_the_threshold_of_trained_classes_is_not_used_for_new_ones(photos: Path)
     assert all(answer.rejected is not None for answer in mixed)
     with pytest.raises(UsageError, match="fox"):
         model().answers(files, reject=0.1, classes=["fox", "owl"])
-    with pytest.raises(UsageError, match="no calibration"):
+    with pytest.raises(UsageError, match="reject"):
         model(None).answers(files, reject=0.1)
 
 

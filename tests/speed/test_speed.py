@@ -127,6 +127,6 @@ def test_the_command_measures_and_keeps_a_table(tmp_path: Path, monkeypatch: pyt
 
 
 def test_an_unknown_shape_is_named() -> None:
-    result = CliRunner().invoke(build_app(), ["speed", "--shape", "ViT-X"])
+    result = CliRunner().invoke(build_app(), ["speed", "--shape", "RN50"])
     assert isinstance(result.exception, UsageError)
     assert "ViT-B-16" in str(result.exception)
