@@ -261,7 +261,7 @@ class TestEveryMethod:
         method = trained(name).copy()
         with torch.no_grad():
             found = method.logits_from_frozen(method.frozen_stage(pixels()))
-            # with and without the patches next to it, the class token of a frozen layer is rounded differently
+            # the class token of a frozen layer is rounded differently with and without the patches next to it
             exact = method.class_token_at is None
             for mode, logits in method.all_logits(pixels()).items():
                 close = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-5, "atol": 1e-6}
