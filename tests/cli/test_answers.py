@@ -69,7 +69,7 @@ def test_predict_refuses_and_adds_classes(place: Path) -> None:
 def test_predict_and_export_read_the_same_list(
     place: Path, tmp_path: Path, lines: str, expected: set[str], exported: bool
 ) -> None:
-    """One export is enough: every surface reads lists by the same function (tests/runs/test_class_lists.py)."""
+    """One export is enough: all surfaces read lists by the function of tests/runs/test_class_lists.py."""
     (tmp_path / "names.txt").write_bytes(lines.encode())
     image, listed = str(place / "photos/test/red/0.png"), lines.lstrip("\ufeff").replace("\r", "")
     answers, onnx = [], str(tmp_path / "model.onnx")

@@ -89,6 +89,8 @@ evaluate probe --data world:textures | 'linear-probe' & classes
 predict | run & image
 predict run nowhere.jpg | nowhere.jpg
 predict run note.jpg | note.jpg & text file
+predict run train-only.csv | train-only.csv & table
+drift run train-only.csv | train-only.csv & table
 predict run empty | empty:
 predict run photos/red/0.png --top 0 | top & 0
 predict run photos/red/0.png --classes "," | --classes

@@ -235,7 +235,7 @@ class FileImages(Rows):
     paths: tuple[str, ...]  #: one per image, relative to `root`, with `/`
     labels: Tensor  #: int64 [n]
     domains: tuple[str, ...] | None = None  #: one per image, or None
-    #: a value beside the class, one per image (a background, say), or None; see `values_of`
+    #: a value next to the class, one per image (a background, say), or None; see `values_of`
     groups: tuple[str, ...] | None = None
     source: Source | None = None  #: where the dataset was opened; None: it was not opened by `open_data`
     targets: Tensor | None = None

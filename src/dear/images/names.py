@@ -13,6 +13,7 @@ from dear.errors import InputError
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .png .webp .gif .bmp .tif .tiff .ppm .pgm .avif .heic .heif".split()  # noqa: SIM905
 )
+_TABLES = frozenset((".csv", ".tsv", ".jsonl", ".json", ".parquet"))
 # Folders that operating systems leave behind.
 IGNORED = frozenset(("__macosx", "@eadir", "$recycle.bin", "system volume information"))
 
@@ -57,9 +58,15 @@ def find_images(names: Iterable[str]) -> list[str]:
     Files are kept as they are named, whether they exist or not; reading them fails if they do not.
 
     Raises:
-        InputError: a folder without images, or a pattern that nothing fits.
+        InputError: a folder without images, a pattern that nothing fits, or a table instead of images.
     """
+    names = list(names)
     paths: list[str] = []
+    if len(names) == 1 and Path(names[0]).suffix.lower() in _TABLES and os.path.isfile(names[0]):
+        raise InputError(
+            f"{names[0]}: is a table, not an image; give image files, folders, or patterns, or - to read a "
+            "list of files from standard input"
+        )
     for name in names:
         if os.path.isdir(name):
             inside = sorted(image_paths(Path(name)))

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 INK, FAINT = "#1f2933", "#e4e7eb"
 
-# Okabe and Ito's colors: people who do not see red or green can tell them apart.
+# Okabe and Ito's colors: people who do not see red or green can distinguish them.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#767676")
 SERIES = {
     "zero-shot": "#767676", "auto": "#00456B", "fused": "#0072B2", "decoupled": "#56B4E9",

@@ -42,7 +42,7 @@ def measure_heads(
         clip: its backbone; without it and `images` the page has no images.
         images: to look at; with several classes, layers and roles are ablated too.
         heads: heads whose images are shown; None for all.
-        limit: most images looked at, spread evenly over the set.
+        limit: maximum number of images, spread evenly over the set.
         top: images at either end.
         allow_other: accept a map that was made on other weights.
         progress: called with (stage, done, total).

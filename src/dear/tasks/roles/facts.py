@@ -35,7 +35,7 @@ class HeadEvidence:
     layers: tuple[Mapping[str, float], ...] = ()  #: rows of `layer_effects`; empty without labels
     roles: tuple[Mapping[str, Any], ...] = ()  #: rows of `role_effects`; empty without labels
     accuracy: float | None = None  #: zero-shot accuracy with nothing ablated
-    images: int = 0  #: how many images were looked at
+    images: int = 0  #: number of images
     #: phrase to its place in the plane
     plane: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
