@@ -189,7 +189,7 @@ def associate(
         one_class(
             table,
             nearest_values(class_features, directions),
-            random_gap(features, labels, classes, kinds, seed),
+            random_gap(features, labels, classes, used_values(values), seed),
         ),
     )
 
@@ -224,6 +224,19 @@ def random_gap(features: Tensor, labels: Tensor, classes: int, kinds: int, seed:
         float(class_gaps(value_table(random_values(features, kinds, seed), labels, classes, kinds)).max())
         for seed in range(seed * GAP_DRAWS, (seed + 1) * GAP_DRAWS)
     )
+
+
+def used_values(values: Tensor) -> int:
+    """How many values [n] are in use, at least 2: the exponential of their entropy, rounded.
+
+    Of 26 letters that images may resemble, most are nearest to no image at all; the fewer are left, the more
+    images share one.
+
+    >>> used_values(torch.tensor([3, 3, 3, 7, 7, 7, 9, 9, 9]))
+    3
+    """
+    share = values.bincount().double() / len(values)
+    return max(2, round(float(torch.special.entr(share).sum().exp())))
 
 
 def value_table(values: Tensor, labels: Tensor, classes: int, kinds: int) -> Tensor:
