@@ -1,4 +1,4 @@
-"""The training steps of DeAR's presets, and of `strong` with other early tokens, at the same batch.
+"""The training steps of DeAR's presets at the same batch.
 
     python benchmarks/preset_step.py --device cuda --repeats 15 --csv benchmarks/results/preset_step.csv
     OMP_NUM_THREADS=1 python benchmarks/preset_step.py --device cpu --shape mini --batch 4 8 16 --classes 6 \
@@ -26,8 +26,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {"preset": "paper"},
     "quick": {"preset": "quick"},
     "strong": {"preset": "strong"},
-    "strong_from_1": {"preset": "strong", "early_layer": 1},
-    "strong_from_6": {"preset": "strong", "early_layer": 6},
 }
 
 

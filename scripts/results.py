@@ -391,7 +391,7 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
             ),
             Table(
                 "Step of the presets, ms", f"{BENCHMARKS}/preset_step.csv", "python benchmarks/preset_step.py --device cuda",
-                ("shape", "batch", "classes"), ("paper_ms", "quick_ms", "strong_ms", "strong_from_6_ms"),
+                ("shape", "batch", "classes"), ("paper_ms", "quick_ms", "strong_ms"),
             ),
             Table(
                 "Inference, images per second", f"{BENCHMARKS}/inference.csv", "python benchmarks/inference.py",

@@ -13,8 +13,8 @@ once with early tokens. Variants with one pass:
   from the batch and answers from the training images.
 - `after`: trained as `strong`; only answers start as in `shift`.
 
-The other variants change one option (`VARIANTS`); those of run 3 with another loss gained nothing and are not
-kept.
+The other variants change one option (`VARIANTS`); those of run 3 with another loss, and those
+with other first layers of early and text tokens, gained nothing and are not kept.
 
 Rows: base-to-novel with 16 images per class ("novel"), and all classes with 1, 4, and 16 images ("all").
 The real datasets need `--root` (a folder with a table per dataset) and `--small`; all heads of `small` are
@@ -82,7 +82,7 @@ class OnePass(DeAR):
             x, own = whole[:, :count], whole[:, count : count + 1]
         edit = self.attribute_edit(learned.tokens, x[:, :1].detach())
         x_cls, tokens = visual.class_and_tokens(torch.cat([own, x[:, 1:]], dim=1), self.entry, edit)
-        return x_cls, tokens.unflatten(1, (len(self.attributes), -1)).mean(dim=2)
+        return x_cls, tokens
 
 
 class Shifted(DeAR):
@@ -100,8 +100,7 @@ class Shifted(DeAR):
         x = visual.run(x, self.first, self.entry - 1, self.early_edit(learned.early_tokens))[:, : x.shape[1]]
         shift = (x[:, :1] - frozen.class_token).mean(dim=0, keepdim=True) if training else self.shift
         edit = self.attribute_edit(learned.tokens, (x[:, :1] - shift).detach())
-        x_cls, x = visual.class_and_tokens(x, self.entry, edit)
-        return x_cls, x.unflatten(1, (len(self.attributes), -1)).mean(dim=2)
+        return visual.class_and_tokens(x, self.entry, edit)
 
     @torch.no_grad()
     def measure_shift(self, pixels: Tensor) -> None:
@@ -125,8 +124,7 @@ class Adapted(DeAR):
         visual, x = self.clip.visual, frozen.x
         x = visual.run(x, self.first, self.entry - 1, self.early_edit(learned.early_tokens))[:, : x.shape[1]]
         edit = self.attribute_edit(learned.tokens, x[:, :1].detach())
-        x_cls, x = visual.class_and_tokens(x, self.entry, edit)
-        return x_cls, x.unflatten(1, (len(self.attributes), -1)).mean(dim=2)
+        return visual.class_and_tokens(x, self.entry, edit)
 
 
 #: class and options of each variant
@@ -135,10 +133,7 @@ VARIANTS: dict[str, tuple[type[DeAR], dict[str, Any]]] = {
     "no directions": (DeAR, {"directions": "none"}),
     "class means": (DeAR, {"direction_ridge": 1000.0}),
     "no dropout": (DeAR, {"direction_dropout": 0.0}),
-    "text from 6": (DeAR, {"text_first_layer": 6}),
     "projection 1": (DeAR, {"projection_rate": 1.0}),
-    "early from 6": (DeAR, {"early_layer": 6}),
-    "early from 7": (DeAR, {"early_layer": 7}),
     "adapted": (Adapted, {}),
     "class": (OnePass, {}),
     "shift": (Shifted, {}),

@@ -38,14 +38,14 @@ def block(w, name, x, heads, mask, quick, eps):
     return x + y @ p("mlp.down.weight").T + p("mlp.down.bias")
 
 
-def role_mask(kind, concept, attributes, each, originals, isolation):
+def role_mask(kind, concept, attributes, originals, isolation):
     """Eq. 8 and 9 for one head, [Q, K], one cell at a time."""
-    total = originals + len(attributes) * each
+    total = originals + len(attributes)
     mask = torch.zeros(total, total, dtype=torch.float64)
     for i in range(total):
         for j in range(total):
             i_attr, j_attr = i >= originals, j >= originals
-            owner = attributes[(j - originals) // each] if j_attr else None
+            owner = attributes[j - originals] if j_attr else None
             if kind == "core":
                 hidden = j_attr and owner != concept
             elif kind == "mixed":
@@ -142,7 +142,7 @@ def step(w, config, learned, roles, ids, pixels, labels, o):
     o: dict of options. Returns (fused logits, decoupled logits, parts, total).
     """
     vision, text = config.vision, config.text
-    first, text_first, beta, each = o["first"], o["text_first"], o["beta"], o["each"]
+    first, text_first, beta = o["first"], o["text_first"], o["beta"]
     attributes = o["attributes"]
     n = (vision.image_size // vision.patch_size) ** 2 + 1
 
@@ -156,7 +156,7 @@ def step(w, config, learned, roles, ids, pixels, labels, o):
             kind, concept = roles[layer, h]
             if kind == "core" and concept not in attributes:
                 kind = "other"
-            per_head.append(role_mask(kind, concept, attributes, each, n, o["isolation"]))
+            per_head.append(role_mask(kind, concept, attributes, n, o["isolation"]))
         masks[layer] = torch.stack(per_head)
     v_shape = {
         "layers": vision.layers,
@@ -190,7 +190,7 @@ def step(w, config, learned, roles, ids, pixels, labels, o):
     f_cls = x[:, 0] @ w["visual.proj"]  # eq. 10
     f_attr = []
     for a in range(len(attributes)):  # eq. 11
-        f_attr.append(sum(x[:, n + a * each + i] for i in range(each)) / each @ learned["p_attr"])
+        f_attr.append(x[:, n + a] @ learned["p_attr"])
     w_frozen = text_tower(w, ids, **t_shape)
     texts = text_tower(
         w,

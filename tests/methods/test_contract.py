@@ -9,7 +9,7 @@ from tiny import Colors, mixed_roles, tiny_clip
 from dear.clip import Clip, ClipConfig, TextConfig, VisionConfig
 from dear.errors import UsageError
 from dear.methods import METHODS, DeAR, Method, build_method, find_method
-from dear.methods.dear import layer_mask
+from dear.methods.role_masks import layer_mask
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.recording import mark_changed

@@ -40,7 +40,6 @@ def literal(model: DeAR, pixels: torch.Tensor, labels: torch.Tensor):
         "text_beta": c.beta if c.text_beta is None else c.text_beta,
         "start": c.token_start,
         "class_ce": c.class_ce,
-        "each": c.tokens_per_attribute,
         "attributes": list(model.attributes),
         "isolation": c.isolation,
         "lambda_reg": c.lambda_reg,
@@ -58,23 +57,17 @@ CASES = {
     "defaults": {},
     "readonly": {"isolation": "readonly"},
     "weights of the loss": {"lambda_fusion": 1.3, "lambda_reg": 0.4},
-    "several tokens": {"tokens_per_attribute": 3},
     "other attributes": {"attributes": ("Texture", "Color", "Animal")},
-    "early": {"first_layer": 4, "text_first_layer": 2, "text_tokens": 2},
-    "last layer": {"first_layer": 6, "text_first_layer": 5},
+    "early": {"first_layer": 4, "text_tokens": 2},
+    "last layer": {"first_layer": 6},
     "beta 1": {"beta": 1.0},
     "beta 0": {"beta": 0.0},
     "class start": {"token_start": "class", "beta": 0.5},
     "two cross-entropies": {"class_ce": 0.7},
     "two betas": {"beta": 0.2, "text_beta": 0.9},
-    "early tokens": {"early_tokens": 3, "early_layer": 2},
-    "early tokens in one layer, class start": {"early_tokens": 1, "early_layer": 4, "token_start": "class"},
-    "early tokens from layer 1, several tokens": {
-        "early_tokens": 4,
-        "early_layer": 1,
-        "token_start": "class",
-        "tokens_per_attribute": 2,
-    },
+    "early tokens": {"early_tokens": 3},
+    "early tokens in one layer, class start": {"early_tokens": 1, "first_layer": 3, "token_start": "class"},
+    "early tokens in layer 1, class start": {"early_tokens": 4, "first_layer": 2, "token_start": "class"},
     "less a mean": {"center": 0.7, "class_ce": 0.3},
     "strong": dict(DeAR.presets["strong"].options),
     "quick": dict(DeAR.presets["quick"].options),
@@ -85,7 +78,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_step_equals_the_literal_step(case: str, fused: bool) -> None:
     """Logits, every loss part and every gradient, against separate passes, 77 tokens and full masks."""
-    if not fused and case not in ("defaults", "readonly", "several tokens"):
+    if not fused and case not in ("defaults", "readonly", "other attributes"):
         pytest.skip("the attention's two ways differ by masks alone")
     clip = tiny_clip().use_fused(fused)
     model, pixels = build(clip, **CASES[case]), images()

@@ -81,7 +81,7 @@ def test_a_method_built_by_hand_has_the_recipe_strong() -> None:
         {"early_rate": 0.0},
         {"token_start": "word"},
         {"early_tokens": -1},
-        {"early_layer": 5},
+        {"first_layer": 1},
     ],
 )
 def test_values_out_of_range_are_named(options) -> None:
@@ -172,7 +172,7 @@ def test_training_sees_the_answer_that_is_given() -> None:
 
 def test_early_tokens_are_gone_where_attribute_tokens_enter() -> None:
     """With early tokens of beta 1 that every head ignores, nothing changes; the restart sees none of them."""
-    model = build(early_tokens=3, early_layer=2, token_start="class")
+    model = build(early_tokens=3, token_start="class")
     assert (model.first, model.entry) == (2, 5)
     lengths = []
     for block in model.clip.visual.blocks:
@@ -187,7 +187,7 @@ def test_early_tokens_are_gone_where_attribute_tokens_enter() -> None:
 
 
 def test_the_frozen_pass_ends_with_the_class_token_unless_more_is_read() -> None:
-    model = build(early_tokens=3, early_layer=2, token_start="class")
+    model = build(early_tokens=3, token_start="class")
     rows = []
     last = model.clip.visual.blocks[model.entry - 2]
     last.mlp.register_forward_hook(lambda _, __, out: rows.append(out.shape[1]))

@@ -20,7 +20,6 @@ OPTIONS = [
     {},
     dict(DeAR.preset("paper").options),
     dict(DeAR.preset("quick").options),
-    {"tokens_per_attribute": 2},
     {"early_tokens": 0},
     {"early_tokens": 0, "beta": 0.4, "first_layer": 5},
     {"early_tokens": 2, "token_start": "free"},

@@ -35,7 +35,7 @@ def backbones(clip, left_out: bool = True) -> list:
     [
         {},
         {"early_tokens": 2, "token_start": "class"},
-        {"early_tokens": 0, "tokens_per_attribute": 2},
+        {"early_tokens": 0},
     ],
     ids=str,
 )

@@ -133,7 +133,7 @@ def show(
         print_json({**facts, "heads": heads})
         return
     if masks:
-        from dear.methods.dear import draw_mask, layer_mask
+        from dear.methods.role_masks import draw_mask, layer_mask
 
         for layer in roles.layers:
             echo(f"layer {layer}   rows read columns; or = class token and patches, # seen, · hidden")

@@ -13,7 +13,8 @@ from dear.methods.clip_adapter import CLIPAdapter
 from dear.methods.clip_lora import CLIPLoRA
 from dear.methods.cocoop import CoCoOp
 from dear.methods.coop import CoOp
-from dear.methods.dear import DeAR, DeARConfig, layer_mask
+from dear.methods.dear import DeAR
+from dear.methods.dear_config import DeARConfig
 from dear.methods.frozen import Batch, Batches, Frozen, Loss
 from dear.methods.headtools import HeadLoRA, combine, fold, head_gates, head_masks
 from dear.methods.kgcoop import KgCoOp
@@ -28,6 +29,7 @@ from dear.methods.proker import ProKeR
 from dear.methods.prolip import ProLIP
 from dear.methods.promptsrc import PromptSRC
 from dear.methods.purify import Purify
+from dear.methods.role_masks import layer_mask
 from dear.methods.rpo import RPO
 from dear.methods.skip_tuning import SkipTuning
 from dear.methods.tcp import TCP

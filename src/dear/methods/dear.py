@@ -27,14 +27,12 @@ isolated heads need no masks.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from msgspec import Meta
 from torch import Tensor
 
 from dear.clip.correction import AppliedCorrection
@@ -42,192 +40,30 @@ from dear.clip.edit import BlockMask, Edit, LayerEdit
 from dear.clip.gpu import run_concurrently
 from dear.errors import RoleError, UsageError
 from dear.heads.concept_words import find_attribute
-from dear.heads.names import CONCEPTS, CORE
-from dear.heads.roles import Role, RoleMap
+from dear.heads.names import CONCEPTS
+from dear.heads.roles import RoleMap
 from dear.methods.base import Method
-from dear.methods.directions import Directions, choose_weight, compare_without_image, fit_directions
+from dear.methods.dear_config import PRESETS, DeARConfig
+from dear.methods.directions import (
+    Directions,
+    add_directions,
+    align_totals,
+    compare_without_image,
+    fit_directions,
+    initial_weight,
+)
 from dear.methods.frozen import Batches, Frozen, Loss, features_of
-from dear.methods.options import NotNegative, Options, Positive, Preset, Share
-from dear.methods.tensors import distance, indicators, label_loss, normal, unit
+from dear.methods.options import Preset
+from dear.methods.role_masks import layer_mask
+from dear.methods.tensors import distance, label_loss, normal, unit
 
-ISOLATIONS = ("bidirectional", "readonly")
 DIRECTION_RATE = 10.0  #: learning rate of log lambda, as a multiple of the recipe's
-
-
-def layer_mask(
-    roles: RoleMap,
-    layer: int,
-    attributes: Sequence[str] = CORE,
-    tokens_per_attribute: int = 1,
-    isolation: str = ISOLATIONS[0],
-) -> BlockMask:
-    """The block mask of all heads of a layer.
-
-    A core head whose concept has no token among `attributes` is isolated like the other specialized heads.
-
-    Args:
-        roles: the role map.
-        layer: counted from 1.
-        attributes: the attributes with tokens, in order.
-        tokens_per_attribute: number of tokens per attribute; those of one attribute are adjacent.
-        isolation: "bidirectional", or "readonly": attribute tokens of isolated heads may read the originals.
-    """
-    if isolation not in ISOLATIONS:
-        raise UsageError(f"isolation must be one of {', '.join(ISOLATIONS)}, got {isolation!r}")
-    if layer not in roles.layers:
-        layers = ", ".join(map(str, roles.layers))
-        raise RoleError(f"the role map must contain layer {layer}, it has {layers}; discover roles for it")
-    heads = [
-        _visible_blocks(roles[layer, head], attributes, tokens_per_attribute, isolation)
-        for head in range(roles.heads)
-    ]
-    return BlockMask(torch.stack(heads))  # [H, 1 + T, 1 + T]
-
-
-def _visible_blocks(
-    role: Role, attributes: Sequence[str], tokens_per_attribute: int, isolation: str
-) -> torch.Tensor:
-    """The mask of one head, bool [1 + T, 1 + T] (query, key); block 0 is all original tokens."""
-    tokens = len(attributes) * tokens_per_attribute
-    visible = torch.ones(1 + tokens, 1 + tokens, dtype=torch.bool)
-    if role.kind == "mixed":
-        return visible
-    names = [name.casefold() for name in attributes]
-    if role.kind == "core" and role.concept and role.concept.casefold() in names:
-        # eq. 9: no query attends to tokens of other attributes
-        start = 1 + names.index(role.concept.casefold()) * tokens_per_attribute
-        visible[:, 1:] = False
-        visible[:, start : start + tokens_per_attribute] = True
-        return visible
-    visible[0, 1:] = False  # eq. 8: original tokens do not attend to attribute tokens ...
-    visible[1:, 0] = isolation == "readonly"  # ... and vice versa
-    return visible
-
-
-def draw_mask(mask: BlockMask, attributes: Sequence[str] = CORE, tokens_per_attribute: int = 1) -> str:
-    """A layer's mask as text: for each head a row per query and a column per key; # is visible, · hidden.
-
-    >>> print(draw_mask(layer_mask(RoleMap.table2(), 12)).splitlines()[0])
-    head 0
-    """
-    count = tokens_per_attribute
-    tokens = [name[:2] + (str(i) if count > 1 else "") for name in attributes for i in range(count)]
-    names = ["or", *tokens]  # "or": the original tokens, class token and patches
-    width = max(map(len, names))
-    lines = []
-    for head, visible in enumerate(mask.visible.tolist()):
-        lines.append(f"head {head}")
-        lines.append(" " * (width + 1) + " ".join(name.ljust(width) for name in names))
-        for name, row in zip(names, visible, strict=True):
-            cells = " ".join(("#" if cell else "·").ljust(width) for cell in row)
-            lines.append(f"{name.ljust(width)} {cells}".rstrip())
-    return "\n".join(lines)
-
-
-# The upper bound rejects damaged files, which may contain any number.
-TokenCount = Annotated[int, Meta(ge=0, le=1024)]
-PositiveTokenCount = Annotated[int, Meta(ge=1, le=1024)]
-
-
-@dataclass(frozen=True)
-class DeARConfig(Options):
-    """Options of DeAR; the defaults are the preset `strong`, the paper's values `DeAR.preset("paper")`."""
-
-    attributes: tuple[str, ...] | None = None  #: attributes with tokens; None: the role map's core concepts
-    #: an attribute's feature is the mean of its tokens' features
-    tokens_per_attribute: PositiveTokenCount = 1
-    first_layer: int | None = None  #: J, where tokens enter; None: the first of the last third (9 of 12)
-    #: J of the text tower; None: the same if both towers have as many layers, else that of its last third
-    text_first_layer: int | None = None
-    text_tokens: TokenCount = 5  #: K
-    #: "class": raw tokens are the image's class token plus learned vectors; "free": learned vectors alone
-    token_start: Literal["class", "free"] = "class"
-    beta: Share = 0.1  #: weight of the raw token relative to the previous layer's output (eq. 5)
-    early_tokens: TokenCount = 5  #: free tokens in every layer from `early_layer` to J - 1, a set per layer
-    early_layer: int | None = None  #: where early tokens enter; None: after a sixth of the layers (3 of 12)
-    text_beta: Share | None = 0.9  #: beta of the text tokens (eq. 6); None: beta
-    #: "readonly": in isolated heads, attribute tokens may attend to the original tokens
-    isolation: Literal["bidirectional", "readonly"] = "bidirectional"
-    lambda_reg: NotNegative = 1.0  #: weight of L_img + L_txt
-    lambda_fusion: NotNegative = 0.02  #: weight of L_fusion
-    class_ce: Share = 0.3  #: c: (1 - c) CE(fused logits) + c CE(decoupled logits)
-    token_rate: Positive = 20.0  #: learning rate of the attribute tokens, as a multiple of the recipe's
-    early_rate: Positive = 20.0  #: learning rate of the early tokens, likewise
-    text_rate: Positive = 3.0  #: learning rate of the text tokens, likewise
-    projection_rate: Positive = 0.5  #: learning rate of P_attr, likewise
-    alpha_rate: Positive = 100.0  #: learning rate of v, whose softmax is alpha, likewise
-    #: fraction of the mean training feature that is subtracted from image features before the cosine
-    center: Share = 1.0
-    #: "ridge": add directions from training images, by ridge regression, to the texts of trained classes
-    directions: Literal["ridge", "none"] = "ridge"
-    direction_ridge: Positive = 4.0  #: in units of a squared image feature; large: directions to class means
-    #: with one image per class, lambda (the weight of a direction relative to a unit text feature) is this
-    #: times the error of frozen texts on the training images; with more, it is initialized by leave-one-out
-    direction_weight: Positive = 0.4
-    direction_dropout: Share = 0.5  #: fraction of the training steps without directions
-    focus: tuple[tuple[int, int], ...] = ()  #: (layer, head) pairs whose frozen contribution also votes
-    focus_share: Share = 0.2  #: s: logits are (1 - s) fused + s those of the heads of the focus
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.attributes is not None:
-            names = tuple(_canonical_concept(name) for name in self.attributes)
-            if not names:
-                raise UsageError("attributes must contain at least one name, got none")
-            if len({name.casefold() for name in names}) < len(names):
-                raise UsageError(f"attributes must differ from each other, got {', '.join(names)}")
-            object.__setattr__(self, "attributes", names)
-
-
-def _canonical_concept(name: str) -> str:
-    """A concept in the paper's spelling; other names are kept, because a role map may contain them."""
-    try:
-        return find_attribute(name, CONCEPTS)
-    except UsageError:
-        return name
-
-
-PRESETS = {
-    "strong": Preset("free early tokens adapt the class token, from which the attribute tokens start"),
-    "quick": Preset(
-        "attribute tokens that start from the class token, no early tokens: 0.6 of the time of strong",
-        options={
-            "early_tokens": 0,
-            "center": 0.0,
-            "directions": "none",
-            "beta": 0.2,
-            "class_ce": 0.7,
-            "lambda_fusion": 0.7,
-            "token_rate": 5.0,
-            "projection_rate": 1.0,
-            "alpha_rate": 1.0,
-        },
-    ),
-    "paper": Preset(
-        "every value of the paper and its supplement",
-        options={
-            "token_start": "free",
-            "early_tokens": 0,
-            "center": 0.0,
-            "directions": "none",
-            "beta": 0.9,
-            "text_beta": None,
-            "class_ce": 0.0,
-            "lambda_fusion": 0.7,
-            "token_rate": 1.0,
-            "text_rate": 1.0,
-            "projection_rate": 1.0,
-            "alpha_rate": 1.0,
-        },
-        recipe={"batch": 16, "epochs": 10, "views": 0},
-    ),
-}
 
 
 class Learned(NamedTuple):
     """Learned tensors of the image tower, of one adapter or of one adapter per image."""
 
-    tokens: Tensor  #: [T, D] or [B, T, D]
+    tokens: Tensor  #: of the attributes [A, D] or [B, A, D]
     projection: Tensor  #: P_attr [D, E] or [B, D, E]
     v: Tensor  #: [1 + A] or [B, 1 + A]
     early_tokens: Tensor | None = None  #: [L, T, D] or [B, L, T, D]
@@ -273,6 +109,7 @@ class DeAR(Method):
     former_options: ClassVar[Mapping[str, Any]] = {
         **{"tokens_per_layer": False, "early_beta": 1.0, "projection": "copy", "rank": 16},
         **{"fusion_loss": "log", "alpha_start": None, "direction_rate": 100.0},
+        **{"tokens_per_attribute": 1, "text_first_layer": None, "early_layer": None},
     }
     can_focus: ClassVar[bool] = True
     several_labels: ClassVar[bool] = True
@@ -294,28 +131,19 @@ class DeAR(Method):
         self.attributes = tuple(find_attribute(name, names) for name in config.attributes or self.roles.core)
         if config.attributes is not None:  # masks compare names: use the spelling of the role map
             self.config = config = replace(config, attributes=self.attributes)
-        self.entry = _layer(config.first_layer, vision.last_third[0], vision.layers, "first_layer")
-        self.first = self.entry
+        self.entry = self.first = self._entry_layer()
         if config.early_tokens:
-            default = min(max(1, vision.layers // 6 + 1), self.entry - 1)
-            self.first = _layer(config.early_layer, default, vision.layers, "early_layer")
-            if not 1 <= self.first < self.entry:
-                raise UsageError(
-                    f"early_layer must be less than {self.entry}, the layer where attribute tokens enter, "
-                    f"got {self.first}"
-                )
+            self.first = min(vision.layers // 6 + 1, self.entry - 1)
         self.cut = self.first
         self.reads_frozen = config.lambda_reg > 0 or self.uses_directions
         if config.early_tokens and config.token_start == "class":
             self.class_token_at = self.entry
-        default = self.entry if text.layers == vision.layers else text.last_third[0]
-        self.text_first = _layer(config.text_first_layer, default, text.layers, "text_first_layer")
-        per_attribute = config.tokens_per_attribute
+        self.text_first = self.entry if text.layers == vision.layers else text.last_third[0]
         self.masks: Mapping[int, BlockMask] = {
-            layer: layer_mask(self.roles, layer, self.attributes, per_attribute, config.isolation)
+            layer: layer_mask(self.roles, layer, self.attributes, config.isolation)
             for layer in range(self.entry, vision.layers + 1)
         }
-        tokens = normal(generator, len(self.attributes) * per_attribute, vision.width)
+        tokens = normal(generator, len(self.attributes), vision.width)
         self.tokens = self.learn(tokens, config.token_rate)
         self.text_tokens = self.learn(normal(generator, config.text_tokens, text.width), config.text_rate)
         self.p_attr = self.learn(self.clip.visual.projection_matrix(), config.projection_rate)
@@ -338,6 +166,20 @@ class DeAR(Method):
         if config.early_tokens:
             shape = (self.entry - self.first, config.early_tokens, vision.width)
             self.early_tokens = self.learn(normal(generator, *shape), config.early_rate)
+
+    def _entry_layer(self) -> int:
+        """J, the layer of the image tower where attribute tokens enter."""
+        vision, early = self.clip.config.vision, self.config.early_tokens > 0
+        layer = vision.last_third[0] if self.config.first_layer is None else self.config.first_layer
+        if not 1 + early <= layer <= vision.layers:
+            reason = (
+                ", and early tokens need a layer before it (early_tokens=0 leaves them out)" if early else ""
+            )
+            raise UsageError(
+                f"first_layer must be from {1 + early} to {vision.layers}, the layers of the tower{reason}, "
+                f"got {layer}"
+            )
+        return layer
 
     def _check_roles(self, roles: RoleMap | None) -> RoleMap:
         """The role map, checked against the backbone."""
@@ -378,7 +220,7 @@ class DeAR(Method):
         return self.attribute_edit(self.tokens, start)
 
     def attribute_edit(self, tokens: Tensor, start: Tensor | None) -> Edit:
-        """`image_edit` for tokens [T, D] or [B, T, D]."""
+        """`image_edit` for tokens [A, D] or [B, A, D]."""
         beta = self.config.beta
         layers = {
             layer: LayerEdit(tokens=self._raw_tokens(tokens, start), token_weight=beta, mask=mask)  # eq. 5
@@ -387,7 +229,7 @@ class DeAR(Method):
         return Edit(layers, count=tokens.shape[-2])
 
     def _raw_tokens(self, tokens: Tensor, start: Tensor | None) -> Tensor:
-        """r_a, the raw attribute tokens [T, D] or [B, T, D]."""
+        """r_a, the raw attribute tokens [A, D] or [B, A, D]."""
         if self.config.token_start == "free":
             return tokens
         if start is None:
@@ -416,9 +258,7 @@ class DeAR(Method):
             early = self.early_edit(learned.early_tokens)
             x = visual.run(x, self.first, self.entry - 1, early)[:, : x.shape[1]]
         edit = self.attribute_edit(learned.tokens, start.detach())
-        x_cls, x = visual.class_and_tokens(x, self.entry, edit)  # [B, D], [B, T, D]
-        by_attribute = x.unflatten(1, (len(self.attributes), -1))  # [B, T, D] -> [B, A, T / A, D]
-        return x_cls, by_attribute.mean(dim=2)
+        return visual.class_and_tokens(x, self.entry, edit)
 
     def voter_features(
         self, frozen: Frozen, learned: Learned, correction: AppliedCorrection | None
@@ -468,11 +308,7 @@ class DeAR(Method):
             self.focus_mean.copy_(terms.mean(dim=0))
 
     def _fit_directions(self, features: Tensor, labels: Tensor) -> None:
-        """Class directions from unit features [n, E] and labels [n].
-
-        Lambda is initialized to the minimizer of the leave-one-out loss on frozen features. With one image
-        per class none can be left out: lambda is set by the error of the frozen texts, and is not learned.
-        """
+        """Class directions and the initial lambda from unit features [n, E] and labels [n]."""
         classes, texts = len(self.trained_classes), self.prompts.frozen
         fitted = fit_directions(features, labels, classes, self.config.direction_ridge)
         self.direction_rows.copy_(fitted.rows)
@@ -480,14 +316,15 @@ class DeAR(Method):
         self.class_shares.copy_(fitted.shares)
         self.feature_length.copy_(fitted.length)
         self.leaves_out.copy_(fitted.leaves_out)
-        if fitted.leaves_out:
-            scale, center = self.clip.logit_scale, self.config.center
-            weight = choose_weight(features, labels, texts, fitted, center, scale)
-        else:
-            centered = features - features.mean(dim=0)
-            predictions = (centered @ texts.to(centered).T).argmax(dim=1)  # [n]
-            correct = indicators(labels, classes).gather(1, predictions[:, None])[:, 0]  # [n]
-            weight = self.config.direction_weight * (1 - correct.double()).mean().clamp(min=1e-3)
+        weight = initial_weight(
+            features,
+            labels,
+            texts,
+            fitted,
+            self.config.center,
+            self.clip.logit_scale,
+            self.config.direction_weight,
+        )
         self.log_direction_weight.copy_(weight.log())
 
     def finish(self) -> None:
@@ -531,8 +368,8 @@ class DeAR(Method):
             return texts
         row_of = {name: row for row, name in enumerate(self.trained_classes)}
         rows = [row_of.get(name, 0) for name in self.classes]  # row 0 is a placeholder for new classes
-        added = self.log_direction_weight.exp() * unit(self.direction_rows)[rows]
-        return torch.where(self.trained_columns()[:, None], unit(texts + added), texts)
+        with_directions = add_directions(texts, self.direction_rows[rows], self.log_direction_weight.exp())
+        return torch.where(self.trained_columns()[:, None], with_directions, texts)
 
     def cached_weights(self) -> Tensor:
         """`class_weights` of the current texts [C, E]."""
@@ -568,11 +405,7 @@ class DeAR(Method):
         """The shift of `align_scales` [B, C]: one value per image for trained classes, 0 for new ones."""
         columns = self.cached("trained_columns", self.trained_columns)
         texts = self.cached("texts", self.texts)
-        text_logits = self.clip.logit_scale * images @ texts.T  # [B, C]
-        # -inf excludes new classes from both sums
-        text_logits, logits = (x.masked_fill(~columns, -math.inf) for x in (text_logits, logits))
-        shift = text_logits.logsumexp(dim=1, keepdim=True) - logits.logsumexp(dim=1, keepdim=True)  # [B, 1]
-        return shift * columns
+        return align_totals(logits, self.clip.logit_scale * images @ texts.T, columns)
 
     def _centered(self, features: Tensor, mean: Tensor | None, share: float = 1.0) -> Tensor:
         """Image features [..., E] minus `share * center` times the mean training feature."""
@@ -685,12 +518,3 @@ class DeAR(Method):
         if self.uses_directions:
             facts["direction_weight"] = float(self.log_direction_weight.detach().double().exp())
         return facts
-
-
-def _layer(number: int | None, default: int, layers: int, option: str) -> int:
-    """`number` if the tower has this layer; None returns the default."""
-    if number is None:
-        return default
-    if not 1 <= number <= layers:
-        raise UsageError(f"{option} must be from 1 to {layers}, the layers of the tower, got {number}")
-    return number

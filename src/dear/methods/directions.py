@@ -11,13 +11,14 @@ training and the choice of lambda can compare each image with directions that we
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dear.methods.tensors import indicators, label_loss
+from dear.methods.tensors import indicators, label_loss, unit
 
 # A random view is not exactly the image that was fitted, so its leverage x^T A x may come too close to 1.
 LARGEST_LEVERAGE = 0.9
@@ -136,3 +137,44 @@ def choose_weight(
         for weight in weights
     ]
     return weights[torch.stack(losses).argmin()]
+
+
+def initial_weight(
+    features: Tensor,
+    labels: Tensor,
+    texts: Tensor,
+    directions: Directions,
+    center: float,
+    scale: float,
+    share_of_error: float,
+) -> Tensor:
+    """Lambda before training, []: that of `choose_weight`, which takes the same arguments.
+
+    With one image per class none can be left out; lambda is then `share_of_error` times the error of the
+    frozen texts on the training images, and is not learned.
+    """
+    if directions.leaves_out:
+        return choose_weight(features, labels, texts, directions, center, scale)
+    centered = features - features.mean(dim=0)
+    predictions = (centered @ texts.to(centered).T).argmax(dim=1)  # [n]
+    correct = indicators(labels, len(texts)).gather(1, predictions[:, None])[:, 0]  # [n]
+    return share_of_error * (1 - correct.double()).mean().clamp(min=1e-3)
+
+
+def add_directions(texts: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+    """`unit(t_c + weight unit(r_c))` of unit text features [C, E] and directions [C, E]."""
+    return unit(texts + weight * unit(rows))
+
+
+def align_totals(logits: Tensor, text_logits: Tensor, trained: Tensor) -> Tensor:
+    """What to add to logits [B, C], so that trained classes get the total probability that texts give them.
+
+    Args:
+        logits: with directions in the columns of trained classes.
+        text_logits: of texts alone [B, C].
+        trained: whether each class was trained, bool [C]; new classes get 0.
+    """
+    # -inf excludes new classes from both sums
+    text_logits, logits = (x.masked_fill(~trained, -math.inf) for x in (text_logits, logits))
+    shift = text_logits.logsumexp(dim=1, keepdim=True) - logits.logsumexp(dim=1, keepdim=True)  # [B, 1]
+    return shift * trained
