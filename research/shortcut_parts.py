@@ -18,7 +18,7 @@ from dear.heads.ablate import Collected, collect
 from dear.heads.known_roles import known_roles
 from dear.images.views import normalize
 from dear.world import factors as W
-from dear.world.renderer import compose, in_style, paste, to_bytes
+from dear.world.renderer import compose, apply_styles, paste, to_bytes
 from dear.world.scenes import sample
 from dear.world.shortcuts import KINDS, PLACES
 
@@ -86,7 +86,7 @@ def example_features(kind: str, seed: int, device: str = "cpu") -> tuple[Tensor,
     if shortcut.factor == "letter":
         white, plain = torch.full_like(own, W.row("color", "white")), torch.full_like(own, W.PLAIN)
         paste(pixels, scenes.replace(subject=own, color=white, texture=plain), torch.arange(30) % 4)
-    raw = to_bytes(in_style(scenes, pixels).clamp(0, 1)).to(clip.device)
+    raw = to_bytes(apply_styles(scenes, pixels).clamp(0, 1)).to(clip.device)
     return clip.encode_image(normalize(raw, clip.config.mean, clip.config.std)).cpu().float(), values
 
 

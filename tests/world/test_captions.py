@@ -63,7 +63,7 @@ def test_sentences_say_what_the_scene_is(
 def test_true_of_is_a_plain_comparison(batch: tuple[world.Scenes, world.Captions]) -> None:
     scenes, captions = batch
     values, mask = scenes.factors()[:80], captions.mask[:80]
-    table = world.true_of(values, values, mask)
+    table = world.matching_captions(values, values, mask)
     for image in range(80):
         for caption in range(80):
             expected = all(
@@ -71,7 +71,7 @@ def test_true_of_is_a_plain_comparison(batch: tuple[world.Scenes, world.Captions
             )
             assert bool(table[image, caption]) == expected
     everything = scenes.factors()
-    assert world.true_of(everything, everything, captions.mask).diagonal().all()
+    assert world.matching_captions(everything, everything, captions.mask).diagonal().all()
 
 
 def test_no_caption_names_what_cannot_be_seen(batch: tuple[world.Scenes, world.Captions]) -> None:

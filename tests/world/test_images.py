@@ -15,8 +15,8 @@ from dear import world
 from dear.world import factors as F
 from dear.world.atlas import LAYERS, REACH, UNIT, atlas
 from dear.world.atlas import SIDE as ATLAS_SIDE
-from dear.world.exact import noise_tiles, root, rotation, wave
-from dear.world.renderer import compose, in_style, to_bytes
+from dear.world.exact import noise_tiles, rotation, sqrt, wave
+from dear.world.renderer import apply_styles, compose, to_bytes
 from dear.world.scenes import Scenes
 from dear.world.sprites import sprites
 from dear.world.tasks import TASKS
@@ -146,7 +146,7 @@ def test_only_exactly_rounded_operations_are_used() -> None:
     with Recorded() as seen:
         scenes = world.sample(250, torch.Generator().manual_seed(1))
         pixels = compose(scenes)
-        to_bytes(in_style(scenes, pixels))
+        to_bytes(apply_styles(scenes, pixels))
         for look in {task.look for task in TASKS.values()}:
             look(pixels[:4].clone(), scenes[:4], 0.5)
         atlas.__wrapped__("cpu")
@@ -160,14 +160,14 @@ def test_only_exactly_rounded_operations_are_used() -> None:
 
 def test_the_square_root_is_correctly_rounded() -> None:
     values = torch.rand(2000, generator=torch.Generator().manual_seed(4))
-    for value, found in zip(values.tolist(), root(values).tolist(), strict=True):
+    for value, found in zip(values.tolist(), sqrt(values).tolist(), strict=True):
         # The root lies between the midpoints to the neighboring floats: compared as exact fractions.
         below, above = (
             (Fraction(found) + Fraction(float(np.nextafter(np.float32(found), np.float32(side))))) / 2
             for side in (0, 2)
         )
         assert below**2 <= Fraction(value) <= above**2
-    assert root(torch.tensor(2.0, dtype=torch.float64)).item() == math.sqrt(2)
+    assert sqrt(torch.tensor(2.0, dtype=torch.float64)).item() == math.sqrt(2)
 
 
 def test_no_sample_of_a_sprite_lies_between_two_steps() -> None:

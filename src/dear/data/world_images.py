@@ -17,7 +17,7 @@ from dear.errors import DataError
 from dear.images.views import Size, resize_crop, side_of
 from dear.utils.digest import of_parts
 from dear.world import factors as F
-from dear.world.renderer import SIDE, compose, in_style, paste, tables, to_bytes
+from dear.world.renderer import SIDE, apply_styles, compose, paste, tables, to_bytes
 from dear.world.scenes import NUISANCES, Scenes, sample
 from dear.world.shortcuts import TEST, PlantedShortcut
 from dear.world.tasks import WorldTask, find_task
@@ -31,14 +31,14 @@ _CHUNK = 240  # images rendered at once; what an image looks like does not depen
 class WorldImages(Rows):
     """Some images of a task."""
 
-    per_image: ClassVar[tuple[str, ...]] = ("places",)
+    per_image: ClassVar[tuple[str, ...]] = ("numbers",)
     name: str  #: "world:NAME"
     classes: tuple[str, ...]  #: names, one per label
     template: str  #: prompt with `{}`
     labels: Tensor  #: int64 [n]
     domains: tuple[str, ...] | None  #: one per image, or None
-    #: where each image stands: split and number in it
-    places: tuple[tuple[str, int], ...] = field(repr=False)
+    #: split of each image, and its number in the split
+    numbers: tuple[tuple[str, int], ...] = field(repr=False)
     #: the value that the shortcut's factor has in each image, or None
     groups: tuple[str, ...] | None = field(default=None, repr=False)
     #: which attributes each image shows, bool [n, C], in the task "attributes"
@@ -59,7 +59,7 @@ class WorldImages(Rows):
 
     def key(self, index: int) -> str:
         """A stable name such as "world:textures/test/000123"."""
-        split, number = self.places[int(index)]
+        split, number = self.numbers[int(index)]
         return f"{self.name}/{split}/{number:06d}"
 
     def digest(self, index: int) -> bytes:
@@ -68,7 +68,7 @@ class WorldImages(Rows):
 
     def _square(self, index: int) -> Tensor:
         """uint8 [3, 64, 64]."""
-        split, number = self.places[index]
+        split, number = self.numbers[index]
         return _chunk(self.name.removeprefix("world:"), split, number // _CHUNK)[number % _CHUNK]
 
 
@@ -114,7 +114,7 @@ def _targets(task: WorldTask, split: str) -> Tensor:
 class _Row(NamedTuple):
     label: int
     domain: str = "photo"
-    value: int = 0  # place in the shortcut's values
+    value: int = 0  # index into the shortcut's values
 
 
 def _plan(task: WorldTask, split: str) -> list[_Row]:
@@ -159,17 +159,17 @@ def _shortcut_values(shortcut: PlantedShortcut, plan: Sequence[_Row]) -> Tensor:
 
 def _apart(drawn: Scenes) -> Scenes:
     """The same scenes with a small subject in the corner across from the letter's, so that both are seen."""
-    corner, free = _corner(drawn), drawn.nuisance.clone()
+    corner, nuisance = _corner(drawn), drawn.nuisance.clone()
     x, y, size = (NUISANCES.index(name) for name in ("x", "y", "size"))
-    free[:, size] *= 0.3
-    free[:, x] = 0.25 * free[:, x] + 0.75 * (corner % 2 == 0)
-    free[:, y] = 0.25 * free[:, y] + 0.75 * (corner // 2 == 0)
-    return drawn.replace(nuisance=free)
+    nuisance[:, size] *= 0.3
+    nuisance[:, x] = 0.25 * nuisance[:, x] + 0.75 * (corner % 2 == 0)
+    nuisance[:, y] = 0.25 * nuisance[:, y] + 0.75 * (corner // 2 == 0)
+    return drawn.replace(nuisance=nuisance)
 
 
 def _corner(drawn: Scenes) -> Tensor:
     """int64 [B], 0 to 3: where the letter goes."""
-    return (drawn.free("style_0") * 4).long().clamp_max(3)
+    return (drawn.variation("style_0") * 4).long().clamp_max(3)
 
 
 @lru_cache(maxsize=256)
@@ -190,5 +190,5 @@ def _chunk(name: str, split: str, number: int) -> Tensor:
         letters = _shortcut_values(task.shortcut, _plan(task, split)[rows])
         white, plain = (torch.full_like(letters, row) for row in (F.row("color", "white"), F.PLAIN))
         paste(pixels, part.replace(subject=letters, color=white, texture=plain), _corner(part))
-    pixels = in_style(part, pixels).clamp(0, 1)
+    pixels = apply_styles(part, pixels).clamp(0, 1)
     return to_bytes(task.look(pixels, part, task.strength))

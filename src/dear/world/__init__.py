@@ -7,7 +7,7 @@
 torch.Size([2, 3, 64, 64])
 """
 
-from dear.world.captions import Captions, CaptionTable, true_of
+from dear.world.captions import Captions, CaptionTable, matching_captions
 from dear.world.renderer import render
 from dear.world.scenes import Scenes, held_out, sample
 from dear.world.shortcuts import list_shortcuts
@@ -20,7 +20,7 @@ __all__ = [
     "held_out",
     "list_shortcuts",
     "list_tasks",
+    "matching_captions",
     "render",
     "sample",
-    "true_of",
 ]

@@ -48,7 +48,7 @@ class _Wording:
     weight: Tensor  # int64 [T]
     named: Tensor  # bool [T, F]
     kinds: Tensor  # bool [T, K]
-    many: Tensor  # bool [T, 2]: fits one, fits several
+    multiple: Tensor  # bool [T, 2]: fits one subject, fits several
 
     def to(self, device: torch.device | str) -> _Wording:
         tensors = (getattr(self, field.name).to(device) for field in fields(self)[1:])
@@ -73,23 +73,23 @@ def _wording() -> _Wording:
     fixed = torch.zeros_like(slot)
     named = torch.zeros(len(TEMPLATES), len(F.FACTORS), dtype=torch.bool)
     kinds = torch.zeros(len(TEMPLATES), len(F.KINDS), dtype=torch.bool)
-    many = torch.zeros(len(TEMPLATES), 2, dtype=torch.bool)
+    multiple = torch.zeros(len(TEMPLATES), 2, dtype=torch.bool)
     for row, template in enumerate(TEMPLATES):
         named[row, list(template.named)] = True
         kinds[row, list(template.kinds)] = True
-        many[row] = torch.tensor([template.many is not True, template.many is not False])
-        for place, part in enumerate(template.parts):
+        multiple[row] = torch.tensor([template.multiple is not True, template.multiple is not False])
+        for position, part in enumerate(template.parts):
             if part == "{a}":
-                slot[row, place] = 1
+                slot[row, position] = 1
             elif part in names:
-                slot[row, place] = names[part]
+                slot[row, position] = names[part]
             else:
                 if part not in words:
                     words.append(part)
-                slot[row, place], fixed[row, place] = 2, words.index(part)
+                slot[row, position], fixed[row, position] = 2, words.index(part)
     vowel = torch.tensor([word[:1] in set("aeiou") for word in words])
     weight = torch.tensor([template.weight for template in TEMPLATES])
-    return _Wording(tuple(words), vowel, slot, fixed, column, first, number, weight, named, kinds, many)
+    return _Wording(tuple(words), vowel, slot, fixed, column, first, number, weight, named, kinds, multiple)
 
 
 class CaptionTable:
@@ -138,7 +138,7 @@ class CaptionTable:
         """int64 [B]: one fitting template per scene, drawn by weight."""
         wording = self._wording
         missing = (values < 0).float() @ wording.named.float().T > 0  # [B, T]
-        fits = ~missing & wording.kinds[:, scenes.kind].T & wording.many[:, (scenes.count > 1).long()].T
+        fits = ~missing & wording.kinds[:, scenes.kind].T & wording.multiple[:, (scenes.count > 1).long()].T
         total = (fits * wording.weight).cumsum(1)
         target = (uniform * total[:, -1]).floor().long()
         target = torch.minimum(target, total[:, -1] - 1)
@@ -152,8 +152,8 @@ class CaptionTable:
         rows = phrase.shape[0]
         ids = torch.full((rows, LENGTH + 1), PAD, dtype=torch.int64, device=phrase.device)
         for step in range(self.ids.shape[1]):
-            place = torch.where(step < length, start + step, LENGTH)  # the last column is thrown away
-            ids.scatter_(1, place, self.ids[phrase, step])
+            position = torch.where(step < length, start + step, LENGTH)  # the last column is dropped
+            ids.scatter_(1, position, self.ids[phrase, step])
         ids[:, 0] = BOT
         ids.scatter_(1, end[:, -1:] + 1, EOT)
         return ids[:, :LENGTH]
@@ -164,7 +164,7 @@ class CaptionTable:
         return " ".join(word for word in words if word).replace(" .", ".")
 
 
-def true_of(scene_factors: Tensor, caption_factors: Tensor, caption_mask: Tensor) -> Tensor:
+def matching_captions(scene_factors: Tensor, caption_factors: Tensor, caption_mask: Tensor) -> Tensor:
     """Which captions are true of which images.
 
     Args:

@@ -4,7 +4,7 @@ Only operations that IEEE 754 rounds correctly (add, multiply, divide, floor, sq
 used per pixel: no sine, no fused multiply-add, no sums over many elements, whose bits depend on the
 processor, the library or the number of threads. Waves are parabolas; rotations come from half-angle
 tangents. `torch.sqrt` is not one of them: builds of PyTorch with Intel's MKL leave it to that library, which
-on some processors misses the correctly rounded value in one of five cases; `root` is used instead.
+on some processors misses the correctly rounded value in one of five cases; `sqrt` is used instead.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def fraction(t: Tensor) -> Tensor:
     return t - t.floor()
 
 
-def root(t: Tensor) -> Tensor:
-    """The correctly rounded square root; see the module.
+def sqrt(t: Tensor) -> Tensor:
+    """The correctly rounded square root; see the top of this module.
 
-    NumPy uses the processor's own instruction, which IEEE 754 binds; so does PyTorch on a GPU.
+    NumPy uses the processor's instruction, which IEEE 754 specifies; so does PyTorch on a GPU.
 
-    >>> root(torch.tensor([2.0])).item() == 2**0.5 // 2**-23 * 2**-23  # 1.41421354: 2**0.5 in 24 bits
+    >>> sqrt(torch.tensor([2.0])).item() == 2**0.5 // 2**-23 * 2**-23  # 1.41421354: 2**0.5 in 24 bits
     True
     """
     if t.device.type != "cpu":

@@ -32,7 +32,7 @@ class Kind:
     words: Words
     share: float
     textured: float  # chance that a subject of this kind carries a pattern
-    many: float  # chance that there is more than one of it
+    multiple: float  # chance that there is more than one of it
 
 
 COLORS: Final = (

@@ -1,6 +1,6 @@
 """Looks that pretraining never shows: how each task differs from the images the backbone was made with.
 
-A look turns finished images [b, 3, side, side] in 0..1 into others. `strength` blends: 0 leaves the
+A look changes finished images [b, 3, side, side] in 0..1. `strength` blends: 0 leaves the
 images as pretraining would show them, 1 is the full look. What a look does is the same for all images
 of a task, so it can be learned from few of them; a little noise differs from image to image.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dear.world.exact import column, fraction, noise, wave, zigzag
 from dear.world.scenes import Scenes
-from dear.world.styles import blur, luminance, moved
+from dear.world.styles import blur, luminance, shift_pixels
 
 Look = Callable[[Tensor, Scenes, float], Tensor]
 
@@ -29,8 +29,8 @@ def _blend(plain: Tensor, look: Tensor, strength: float) -> Tensor:
 
 
 def _grain(scenes: Scenes, side: int, grain: int = 0) -> Tensor:
-    """Noise [b, side, side] in -1..1 that styles do not use at the same place."""
-    return noise(grain, scenes.free("style_1"), scenes.free("noise_x"), side) * 2.0 - 1.0
+    """Noise [b, side, side] in -1..1, from another window of the noise than styles use."""
+    return noise(grain, scenes.variation("style_1"), scenes.variation("noise_x"), side) * 2.0 - 1.0
 
 
 def _axes(pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,9 +70,9 @@ def enamel(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
         ),
         dim=1,
     )
-    gloss = (0.5 - (fraction(x * 1.5 + y * 1.5 + column(scenes.free("style_0"))) - 0.5).abs() * 3.0).clamp(
-        0, 1
-    )
+    gloss = (
+        0.5 - (fraction(x * 1.5 + y * 1.5 + column(scenes.variation("style_0"))) - 0.5).abs() * 3.0
+    ).clamp(0, 1)
     dx, dy = x - 0.5, y - 0.5
     rim = ((dx * dx + dy * dy) * 5.0 - 0.9).clamp(0, 1)
     look = (warm + gloss.unsqueeze(1) * 0.35) * (1.0 - 0.75 * rim).unsqueeze(1)
@@ -83,7 +83,7 @@ def blueprint(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
     """A technical drawing in slanted projection: pale lines over blue paper ruled with a grid."""
     rows = torch.arange(pixels.shape[-1], device=pixels.device, dtype=torch.float32)
     slant = (rows - (pixels.shape[-1] - 1) / 2) * (0.75 * strength)
-    pixels = moved(pixels, slant.view(1, -1, 1), torch.zeros_like(slant).view(1, 1, -1))
+    pixels = shift_pixels(pixels, slant.view(1, -1, 1), torch.zeros_like(slant).view(1, 1, -1))
     x, y = _axes(pixels)
     line = (_edges(pixels) * 2.4 - 0.08).clamp(0, 1)
     rule = ((fraction(x * 8.0) < 0.12) | (fraction(y * 8.0) < 0.12)).float() * 0.14
@@ -107,7 +107,7 @@ def ripple(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
     side = pixels.shape[-1]
     _, y = _axes(pixels)
     swing = wave(y * 5.0) * (strength * side * 0.05)
-    pixels = moved(pixels.flip(2) if strength > 0 else pixels, swing, torch.zeros_like(swing))
+    pixels = shift_pixels(pixels.flip(2) if strength > 0 else pixels, swing, torch.zeros_like(swing))
     gray = luminance(pixels)
     water = torch.stack((gray * 0.55, gray * 0.90 + 0.06, gray * 0.80 + 0.08), dim=1)
     shine = (wave(y * 10.0 + 0.25) - 0.4).clamp_min(0) * 0.25 + _grain(scenes, side) * 0.03
@@ -121,7 +121,8 @@ def mosaic(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
     across = x * 16.0 + row * 0.5
     grout = (fraction(across) < 0.22) | (fraction(y * 16.0) < 0.22)
     stone = (
-        fraction(fraction(across.floor() * 0.618 + row * 0.733 + column(scenes.free("style_0"))) * 9.7) - 0.5
+        fraction(fraction(across.floor() * 0.618 + row * 0.733 + column(scenes.variation("style_0"))) * 9.7)
+        - 0.5
     )
     cold = pixels.new_tensor((0.66, 0.86, 1.0)).view(1, 3, 1, 1)
     look = (pixels * 0.75 + 0.10 + stone.unsqueeze(1) * 0.34) * cold
@@ -134,7 +135,7 @@ def worn(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
     side = pixels.shape[-1]
     x, _ = _axes(pixels)
     fold = zigzag(x * 2.5 + 0.1) * (strength * side * 0.06)
-    pixels = moved(pixels, torch.zeros_like(fold), fold)
+    pixels = shift_pixels(pixels, torch.zeros_like(fold), fold)
     scratch = (0.06 - (fraction(x * 5.0 + _grain(scenes, side, 3) * 0.25) - 0.5).abs()).clamp_min(0) * 14.0
     stain = (_grain(scenes, side, 3) - 0.1).clamp_min(0) * 0.6
     faded = pixels * 0.6 + 0.24

@@ -1,7 +1,7 @@
 """The textures: where a surface carries its second tone.
 
-A pattern is a function of pattern coordinates (one period of the pattern is one unit) and says how far
-inside a mark a point is, in periods; edges are softened over one pixel.
+A pattern is a function of pattern coordinates (one period is one unit). It returns how far inside a mark a
+point is, in periods; edges are softened over one pixel.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dear.world import factors as F
-from dear.world.exact import column, fraction, noise, root, rotation, wave, zigzag
+from dear.world.exact import column, fraction, noise, rotation, sqrt, wave, zigzag
 from dear.world.scenes import Scenes
 
 Pattern = Callable[[Tensor, Tensor, Scenes], Tensor]
@@ -27,7 +27,7 @@ def _dotted(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
     row = (q * 1.1).floor()
     x = fraction(p + row * 0.5) - 0.5
     y = fraction(q * 1.1) - 0.5
-    return 0.31 - root(x * x + y * y)
+    return 0.31 - sqrt(x * x + y * y)
 
 
 def _speckled(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
@@ -37,7 +37,7 @@ def _speckled(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
     dx = fraction(x) - 0.28 - 0.44 * fraction(cell * 3.7)
     dy = fraction(y) - 0.28 - 0.44 * fraction(cell * 5.3)
     radius = 0.42 * fraction(cell * 2.3) - 0.04
-    return (radius - root(dx * dx + dy * dy)) / 1.9
+    return (radius - sqrt(dx * dx + dy * dy)) / 1.9
 
 
 def _scaly(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
@@ -48,15 +48,15 @@ def _scaly(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
     down = (y - row) * height
     odd = row * 0.5
     aside, mine = fraction(x + odd) - 0.5, fraction(x + odd + 0.5) - 0.5
-    upper = 0.56 - root(aside * aside + (down + height) * (down + height))
-    middle = 0.56 - root(mine * mine + down * down)
-    lower = 0.56 - root(aside * aside + (height - down) * (height - down))
+    upper = 0.56 - sqrt(aside * aside + (down + height) * (down + height))
+    middle = 0.56 - sqrt(mine * mine + down * down)
+    lower = 0.56 - sqrt(aside * aside + (height - down) * (height - down))
     rim = torch.where(upper > 0, upper, torch.where(middle > 0, middle, lower))
     return 0.12 - rim
 
 
 def _honeycomb(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
-    # Two interleaved lattices of cells; the nearer center owns the point.
+    # Two interleaved lattices of cells; a point belongs to the nearer center.
     x, y = p * 0.8, q * 0.8
     root3 = 1.7320508
     ax, ay = fraction(x) - 0.5, (fraction(y / root3) - 0.5) * root3
@@ -69,8 +69,8 @@ def _honeycomb(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
 
 def _marbled(p: Tensor, q: Tensor, scenes: Scenes) -> Tensor:
     side = p.shape[-1]
-    slow = noise(3, scenes.free("noise_x"), scenes.free("noise_y"), side)
-    fast = noise(2, scenes.free("noise_y"), scenes.free("noise_x"), side)
+    slow = noise(3, scenes.variation("noise_x"), scenes.variation("noise_y"), side)
+    fast = noise(2, scenes.variation("noise_y"), scenes.variation("noise_x"), side)
     vein = _triangle(p * 0.45 + slow * 2.4 + fast * 0.5)
     return (0.11 - vein) * 1.2
 
@@ -97,15 +97,15 @@ def marks(texture: int, scenes: Scenes, side: int) -> Tensor | None:
     name = F.TEXTURES[texture][0]
     if name == "plain":
         return None
-    period = (6.6 + 2.6 * scenes.free("period")) * (side / 64)
+    period = (6.6 + 2.6 * scenes.variation("period")) * (side / 64)
     period = torch.where(scenes.count > 1, period * 0.8, period)
-    cos, sin = rotation((scenes.free("pattern_turn") - 0.5) * 0.34)
+    cos, sin = rotation((scenes.variation("pattern_turn") - 0.5) * 0.34)
     if name not in ("brick", "scaly"):  # these stay upright
-        swap = scenes.free("pattern_swap") < 0.5
+        swap = scenes.variation("pattern_swap") < 0.5
         cos, sin = torch.where(swap, -sin, cos), torch.where(swap, cos, sin)
     axis = torch.arange(side, device=scenes.device, dtype=torch.float32) + 0.5
     x, y = axis.view(1, 1, -1), axis.view(1, -1, 1)
-    shift_p, shift_q = scenes.free("pattern_x") * 4.0, scenes.free("pattern_y") * 4.0
+    shift_p, shift_q = scenes.variation("pattern_x") * 4.0, scenes.variation("pattern_y") * 4.0
     p = x * column(cos / period) + (y * column(sin / period) + column(shift_p))
     q = y * column(cos / period) - (x * column(sin / period) - column(shift_q))
     return (PATTERNS[name](p, q, scenes) * column(period) + 0.5).clamp_(0, 1)

@@ -29,7 +29,7 @@ _INK = (0.09, 0.08, 0.10)
 _CHALK = (0.66, 0.66, 0.69)  # used instead of ink on black subjects
 _PAPER = (0.96, 0.96, 0.93)
 
-# Where the copies of a subject stand, in pixels from the center of a 64-pixel image, and their half size.
+# Half size of a subject's copies, and their centers in pixels from the center of a 64-pixel image, by count.
 _LAYOUTS: dict[int, tuple[float, tuple[tuple[float, float], ...]]] = {
     1: (21.0, ((0.0, 0.0),)),
     2: (14.0, ((-15.5, 2.0), (15.5, -2.0))),
@@ -39,8 +39,8 @@ _LAYOUTS: dict[int, tuple[float, tuple[tuple[float, float], ...]]] = {
 }
 
 
-def groups(ids: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
-    """The rows of every id that occurs, one device synchronization for all."""
+def rows_by_value(ids: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+    """Pairs of an id that occurs and its rows, with one device synchronization in all."""
     order = ids.argsort(stable=True)
     counts = torch.bincount(ids, minlength=size).tolist()
     start = 0
@@ -93,7 +93,7 @@ def render(scenes: Scenes) -> Tensor:
     torch.Size([4, 3, 64, 64])
     """
     if scenes.device.type != "cpu" or len(scenes) <= _CPU_CHUNK:
-        return to_bytes(in_style(scenes, compose(scenes)))
+        return to_bytes(apply_styles(scenes, compose(scenes)))
     pieces = [slice(start, start + _CPU_CHUNK) for start in range(0, len(scenes), _CPU_CHUNK)]
     return torch.cat([render(scenes[piece]) for piece in pieces])
 
@@ -103,10 +103,10 @@ def to_bytes(pixels: Tensor) -> Tensor:
     return (pixels * 255.0 + 0.5).clamp_(0, 255).to(torch.uint8)
 
 
-def in_style(scenes: Scenes, pixels: Tensor) -> Tensor:
+def apply_styles(scenes: Scenes, pixels: Tensor) -> Tensor:
     """Finished images [B, 3, side, side] in 0..1, each in its scene's style."""
     result = torch.empty_like(pixels)
-    for style, rows in groups(scenes.style, len(F.STYLES)):
+    for style, rows in rows_by_value(scenes.style, len(F.STYLES)):
         result[rows] = STYLES[style](pixels[rows], scenes[rows])
     return result
 
@@ -116,8 +116,8 @@ def compose(scenes: Scenes, tones: Tensor | None = None, background: Tensor | No
 
     Args:
         scenes: what to draw.
-        tones: another palette [colors, 3, 3] than the world's own.
-        background: images [B, 3, side, side] to stand in for the places (changed in place).
+        tones: a palette [colors, 3, 3] to use instead of the world's.
+        background: images [B, 3, side, side] to use instead of the places (changed in place).
 
     Returns:
         float32 [B, 3, side, side] in 0..1.
@@ -125,17 +125,17 @@ def compose(scenes: Scenes, tones: Tensor | None = None, background: Tensor | No
     device = scenes.device
     if background is None:
         background = torch.empty(len(scenes), 3, SIDE, SIDE, device=device)
-        for place, rows in groups(scenes.place, len(F.PLACES)):
+        for place, rows in rows_by_value(scenes.place, len(F.PLACES)):
             background[rows] = backdrop(place, scenes[rows], SIDE)
     coat = _coat(scenes, tables(str(device)).palette if tones is None else tones)
-    # The copies: most scenes have one, so the later rounds draw few.
-    _stamp(background, coat, scenes, 0)
+    # Most scenes have one copy, so the later rounds draw few.
+    _draw_copy(background, coat, scenes, 0)
     several = (scenes.count > 1).nonzero().flatten()
     if len(several):
         for copy in range(1, len(F.COUNTS)):
             rows = several[scenes.count[several] > copy]
             part = background[rows]
-            _stamp(part, coat[rows], scenes[rows], copy)
+            _draw_copy(part, coat[rows], scenes[rows], copy)
             background[rows] = part
     return background
 
@@ -148,22 +148,22 @@ def paste(pixels: Tensor, scenes: Scenes, corner: Tensor) -> None:
         scenes: what to draw; place and count do not matter.
         corner: int64 [B], 0 to 3: top left, top right, bottom left, bottom right.
     """
-    half = torch.full_like(scenes.free("size"), SIDE / 4)
+    half = torch.full_like(scenes.variation("size"), SIDE / 4)
     right, low = (corner % 2).to(half), (corner // 2).to(half)
-    where = (half, SIDE / 4 + right * SIDE / 2, SIDE / 4 + low * SIDE / 2)
-    _draw(pixels, _coat(scenes, tables(str(scenes.device)).palette), scenes, where, 0)
+    placement = (half, SIDE / 4 + right * SIDE / 2, SIDE / 4 + low * SIDE / 2)
+    _draw(pixels, _coat(scenes, tables(str(scenes.device)).palette), scenes, placement, 0)
 
 
 def _coat(scenes: Scenes, tones: Tensor) -> Tensor:
     """float32 [B, 3, side, side]: color and texture as if they filled the whole image."""
     body = tones[scenes.color, 0]  # [B, 3]
-    jitter = torch.stack([scenes.free(name) for name in ("red", "green", "blue")], dim=1)
-    bright = 0.88 + 0.2 * scenes.free("bright")[:, None]
+    jitter = torch.stack([scenes.variation(name) for name in ("red", "green", "blue")], dim=1)
+    bright = 0.88 + 0.2 * scenes.variation("bright")[:, None]
     body = (body + (jitter - 0.5) * 0.08) * bright
-    dark_marks = (scenes.free("mark") < 0.5)[:, None]
+    dark_marks = (scenes.variation("mark") < 0.5)[:, None]
     mark = torch.where(dark_marks, tones[scenes.color, 1], tones[scenes.color, 2]) * bright
     coat = body.view(-1, 3, 1, 1).expand(-1, 3, SIDE, SIDE).contiguous()
-    for texture, rows in groups(scenes.texture, len(F.TEXTURES)):
+    for texture, rows in rows_by_value(scenes.texture, len(F.TEXTURES)):
         weight = marks(texture, scenes[rows], SIDE)
         if weight is not None:
             low, high = body[rows].view(-1, 3, 1, 1), mark[rows].view(-1, 3, 1, 1)
@@ -171,30 +171,30 @@ def _coat(scenes: Scenes, tones: Tensor) -> Tensor:
     return coat
 
 
-def _stamp(pixels: Tensor, coat: Tensor, scenes: Scenes, copy: int) -> None:
+def _draw_copy(pixels: Tensor, coat: Tensor, scenes: Scenes, copy: int) -> None:
     """Draw one copy of every scene's subject onto `pixels` [b, 3, side, side]."""
-    known, row = tables(str(scenes.device)), scenes.count - 1
-    single, size = scenes.count == 1, scenes.free("size")
-    half = known.sizes[row] * torch.where(single, 0.78 + 0.44 * size, 0.9 + 0.16 * size)
-    center = known.centers[row, copy]  # [b, 2]
+    lookup, row = tables(str(scenes.device)), scenes.count - 1
+    single, size = scenes.count == 1, scenes.variation("size")
+    half = lookup.sizes[row] * torch.where(single, 0.78 + 0.44 * size, 0.9 + 0.16 * size)
+    center = lookup.centers[row, copy]  # [b, 2]
     room = torch.where(single, (31.0 - half).clamp_min(0) * 0.9, 1.5)
-    cx = 32.0 + center[:, 0] + (scenes.free("x") - 0.5) * 2.0 * room
-    cy = 32.0 + center[:, 1] + (scenes.free("y") - 0.5) * 2.0 * room
+    cx = 32.0 + center[:, 0] + (scenes.variation("x") - 0.5) * 2.0 * room
+    cy = 32.0 + center[:, 1] + (scenes.variation("y") - 0.5) * 2.0 * room
     _draw(pixels, coat, scenes, (half, cx, cy), copy)
 
 
 def _draw(
-    pixels: Tensor, coat: Tensor, scenes: Scenes, where: tuple[Tensor, Tensor, Tensor], copy: int
+    pixels: Tensor, coat: Tensor, scenes: Scenes, placement: tuple[Tensor, Tensor, Tensor], copy: int
 ) -> None:
-    """Draw every scene's subject with half size and center `where`, each [b], in pixels."""
-    half, cx, cy = where
+    """Draw every scene's subject; `placement` is half size and center x and y, each [b], in pixels."""
+    half, cx, cy = placement
     device = str(scenes.device)
-    known, sprites, kind = tables(device), atlas(device), scenes.kind
+    lookup, sprites, kind = tables(device), atlas(device), scenes.kind
     # Copies lean a little differently; letters and figures stay upright enough to be read.
-    turn = scenes.free("turn")
+    turn = scenes.variation("turn")
     lean = (turn if copy == 0 else fraction(turn + copy * 0.37)) - 0.5
     cos, sin = rotation(lean * torch.where(kind == F.SHAPE, 0.34, 0.2))
-    flips = (scenes.free("flip") < 0.5) & (kind != F.LETTER) & (kind != F.DIGIT) & (kind != F.FACE)
+    flips = (scenes.variation("flip") < 0.5) & (kind != F.LETTER) & (kind != F.DIGIT) & (kind != F.FACE)
     mirror = torch.where(flips, -1.0, 1.0)
 
     axis = torch.arange(SIDE, device=scenes.device, dtype=torch.float32) + 0.5
@@ -213,7 +213,7 @@ def _draw(
 
     # Coverage of a pixel: half at the edge, falling over one pixel.
     slope, level = UNIT * half, 0.5 + 128 * UNIT * half
-    outline = level + known.outline[scenes.style]
+    outline = level + lookup.outline[scenes.style]
     nearest = layers.amin(-1).float()
     ink = (column(outline) - nearest * column(slope)).clamp_(0, 1)
     ink *= column(torch.where(kind == F.SURFACE, 0.0, 0.62))
@@ -223,19 +223,19 @@ def _draw(
         layer += (torch.where(black, _CHALK[channel], _INK[channel]) - layer) * ink
 
     cover = (column(level) - layers[..., 0].float() * column(slope)).clamp_(0, 1)
-    light_x = (scenes.free("light_x") - 0.5)[:, None] * 0.30 / half[:, None]
-    light_y = -(0.04 + 0.12 * scenes.free("light_y"))[:, None] / half[:, None]
+    light_x = (scenes.variation("light_x") - 0.5)[:, None] * 0.30 / half[:, None]
+    light_y = -(0.04 + 0.12 * scenes.variation("light_y"))[:, None] / half[:, None]
     shade = (dx * light_x + 1.0)[:, None, :] + (dy * light_y)[:, :, None]
     shade = shade.clamp_(0.75, 1.25).unsqueeze(1)
     pixels += (coat * shade - pixels) * cover.unsqueeze(1)
 
-    rows = known.detailed[kind].nonzero().flatten()
+    rows = lookup.detailed[kind].nonzero().flatten()
     if len(rows):
         part, details = pixels[rows], layers[rows]
         tint = sprites.tints[scenes.subject[rows]]
         slope, level = column(slope[rows]), column(level[rows])
-        strokes = known.strokes[black[rows].view(-1).long()]
-        for number, color in ((1, tint), (2, known.paper.expand_as(tint)), (3, strokes)):
+        strokes = lookup.strokes[black[rows].view(-1).long()]
+        for number, color in ((1, tint), (2, lookup.paper.expand_as(tint)), (3, strokes)):
             cover = (level - details[..., number].float() * slope).clamp_(0, 1)
             for channel in range(3):
                 layer = part[:, channel]

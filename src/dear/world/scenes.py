@@ -22,7 +22,18 @@ NUISANCES = (
     *("place_0", "place_1", "place_2", "place_3", "place_4", "place_5", "place_6", "place_7"),
     *("noise_x", "noise_y", "style_0", "style_1"),
 )
-_DRAWS = ("kind", "subject", "color", "texture", "textured", "place", "many", "count", "style", "with_many")
+_DRAWS = (
+    "kind",
+    "subject",
+    "color",
+    "texture",
+    "textured",
+    "place",
+    "multiple",
+    "count",
+    "style",
+    "plain_if_multiple",
+)
 PHOTO_SHARE = 0.5
 ABSENT = -1
 
@@ -40,7 +51,7 @@ class Scenes:
     nuisance: Tensor  #: float32 [B, len(NUISANCES)]
 
     def __len__(self) -> int:
-        """How many scenes."""
+        """Number of scenes."""
         return int(self.subject.shape[0])
 
     def __getitem__(self, rows: slice | Tensor) -> Scenes:
@@ -62,10 +73,10 @@ class Scenes:
         return Scenes(*(getattr(self, field.name).to(device) for field in fields(self)))
 
     def replace(self, **values: Tensor) -> Scenes:
-        """The same scenes with some tensors exchanged."""
+        """The same scenes with some tensors replaced."""
         return Scenes(*(values.get(field.name, getattr(self, field.name)) for field in fields(self)))
 
-    def free(self, name: str) -> Tensor:
+    def variation(self, name: str) -> Tensor:
         """float32 [B]: one column of the unnamed variation."""
         return self.nuisance[:, NUISANCES.index(name)]
 
@@ -84,7 +95,7 @@ class Scenes:
             self.color.masked_fill(view | hidden, ABSENT),
             self.texture.masked_fill(view | (tables.textured[kind] <= 0), ABSENT),
             self.place.masked_fill(surface, ABSENT),
-            (self.count - 1).masked_fill(tables.many[kind] <= 0, ABSENT),
+            (self.count - 1).masked_fill(tables.multiple[kind] <= 0, ABSENT),
             self.style,
         ]
         return torch.stack(values, dim=1)
@@ -98,7 +109,7 @@ class _Tables(NamedTuple):
     size: Tensor
     kind_edges: Tensor
     textured: Tensor
-    many: Tensor
+    multiple: Tensor
     colorless: Tensor
     coarse: Tensor
     dull: Tensor
@@ -114,7 +125,7 @@ def _tables(device: str) -> _Tables:
         torch.tensor(F.KIND_SIZES),
         (shares / shares[-1])[:-1].float(),
         torch.tensor([kind.textured for kind in F.KINDS]),
-        torch.tensor([kind.many for kind in F.KINDS]),
+        torch.tensor([kind.multiple for kind in F.KINDS]),
         torch.tensor([style in F.COLORLESS_STYLES for style in styles]),
         torch.tensor([style in F.COARSE_STYLES for style in styles]),
         torch.tensor([style in (*F.COARSE_STYLES, F.NEON) for style in styles]),
@@ -123,7 +134,7 @@ def _tables(device: str) -> _Tables:
 
 
 def held_out(scenes: Scenes) -> Tensor:
-    """Which scenes [B] show a composition of color, texture, shape and place that pretraining never shows.
+    """Whether each scene [B] shows a combination of color, texture, shape and place that pretraining never has.
 
     A fixed integer hash names about one composition in ten; only scenes of shapes can be held out.
 
@@ -141,7 +152,7 @@ def _held_out(subject: Tensor, color: Tensor, texture: Tensor, place: Tensor) ->
     return (key % 10 == 0) & (subject < F.KIND_SIZES[F.SHAPE])
 
 
-def _pick(uniform: Tensor, size: Tensor | int) -> Tensor:
+def _to_integers(uniform: Tensor, size: Tensor | int) -> Tensor:
     """Uniform numbers in 0..1 to integers below `size`."""
     top = size - 1
     index = (uniform * size).floor().long()
@@ -159,7 +170,7 @@ def sample(
     """Draw scenes for pretraining.
 
     Args:
-        number: how many (B).
+        number: of scenes (B).
         generator: source of randomness; a CPU generator draws the same scenes on every machine.
         device: where the scenes go (default: the generator's device).
         kinds: only these kinds (rows of `factors.KINDS`), equally often; default: all by their shares.
@@ -174,20 +185,20 @@ def sample(
     if kinds is None:
         kind = torch.bucketize(draw["kind"].contiguous(), tables.kind_edges, right=True)
     else:
-        kind = torch.tensor(kinds, device=uniform.device)[_pick(draw["kind"], len(kinds))]
-    subject = tables.first[kind] + _pick(draw["subject"], tables.size[kind])
-    color = _pick(draw["color"], len(F.COLORS))
-    place = _pick(draw["place"], len(F.PLACES))
+        kind = torch.tensor(kinds, device=uniform.device)[_to_integers(draw["kind"], len(kinds))]
+    subject = tables.first[kind] + _to_integers(draw["subject"], tables.size[kind])
+    color = _to_integers(draw["color"], len(F.COLORS))
+    place = _to_integers(draw["place"], len(F.PLACES))
     rest = (draw["style"] - PHOTO_SHARE) / (1 - PHOTO_SHARE)
-    style = torch.where(rest < 0, F.PHOTO, 1 + _pick(rest.clamp_min(0), len(F.STYLES) - 1))
+    style = torch.where(rest < 0, F.PHOTO, 1 + _to_integers(rest.clamp_min(0), len(F.STYLES) - 1))
     # A surface is all pattern: styles that hide patterns would leave nothing to see.
     style = torch.where((kind == F.SURFACE) & tables.dull[style], F.PHOTO, style)
-    many = draw["many"] < tables.many[kind]
-    count = torch.where(many, 2 + _pick(draw["count"], len(F.COUNTS) - 1), 1)
+    multiple = draw["multiple"] < tables.multiple[kind]
+    count = torch.where(multiple, 2 + _to_integers(draw["count"], len(F.COUNTS) - 1), 1)
     # Small copies and coarse styles show a pattern badly: there most subjects stay plain.
-    textured = (draw["textured"] < tables.textured[kind]) & ~(many & (draw["with_many"] < 0.7))
+    textured = (draw["textured"] < tables.textured[kind]) & ~(multiple & (draw["plain_if_multiple"] < 0.7))
     textured &= ~tables.coarse[style]
-    texture = torch.where(textured, 1 + _pick(draw["texture"], len(F.TEXTURES) - 1), F.PLAIN)
+    texture = torch.where(textured, 1 + _to_integers(draw["texture"], len(F.TEXTURES) - 1), F.PLAIN)
     if avoid_held_out:
         place = _allowed_place(subject, color, texture, place)
     return Scenes(subject, color, texture, place, count, style, uniform[:, len(_DRAWS) :].contiguous())

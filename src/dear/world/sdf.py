@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from dear.world.exact import root
+from dear.world.exact import sqrt
 
 Part = Callable[[Tensor, Tensor], Tensor]
 Point = tuple[float, float]
@@ -28,7 +28,7 @@ def _turn(x: Tensor, y: Tensor, cx: float, cy: float, degrees: float) -> tuple[T
 
 
 def _length(x: Tensor, y: Tensor) -> Tensor:
-    return root(x * x + y * y)
+    return sqrt(x * x + y * y)
 
 
 def circle(cx: float, cy: float, radius: float) -> Part:
@@ -114,12 +114,12 @@ def union(*parts: Part) -> Part:
     return lambda x, y: reduce(torch.minimum, (part(x, y) for part in parts))
 
 
-def minus(whole: Part, *cuts: Part) -> Part:
+def difference(whole: Part, *cuts: Part) -> Part:
     """The whole without the cuts."""
     return lambda x, y: reduce(torch.maximum, (-cut(x, y) for cut in cuts), whole(x, y))
 
 
-def both(*parts: Part) -> Part:
+def intersection(*parts: Part) -> Part:
     """The intersection of the parts."""
     return lambda x, y: reduce(torch.maximum, (part(x, y) for part in parts))
 

@@ -34,11 +34,11 @@ class PlantedShortcut:
     #: rows of the factor's table, one per class: its value in training
     values: tuple[int, ...]
     words: tuple[str, ...]  #: the values' names
-    correlation: float = 1.0  #: share of a class's training images that show the class's own value
+    correlation: float = 1.0  #: share of a class's training images that show the value of the class
     classes: tuple[str, ...] = CLASSES  #: six animals, or six places
 
     def train_values(self, label: int) -> list[int]:
-        """Places in `values`, one per training image of a class.
+        """Indices into `values`, one per training image of a class.
 
         >>> parse("shortcut-place@0.95").train_values(2).count(2)
         38
@@ -84,18 +84,18 @@ def parse(name: str) -> PlantedShortcut:
     match = _NAME.fullmatch(name)
     if match is None or match["kind"] not in KINDS:
         raise DataError(
-            f"world:{name}: no such shortcut; there are {', '.join(list_shortcuts())}, all but the last with "
+            f"world:{name}: unknown shortcut; choose from {', '.join(list_shortcuts())}, all but the last with "
             "the share of training images that show it after an @ (shortcut-place@0.95)"
         )
     chosen = KINDS[match["kind"]]
     if match["share"] is None:
         return chosen
     if match["kind"] == "none":
-        raise DataError(f"world:{name}: the control has no shortcut, so it takes no share after an @")
+        raise DataError(f"world:{name}: the control has no shortcut; remove the share after the @")
     share = float(match["share"])
     if not 1 / len(CLASSES) <= share <= 1:
         raise DataError(
-            f"world:{name}: {share:g} of the training images cannot show the class's value; choose a share "
+            f"world:{name}: {share:g} of the training images show the class's value; the share must be "
             f"from {1 / len(CLASSES):.2f} (no shortcut) to 1"
         )
     return replace(chosen, correlation=share)

@@ -1,7 +1,7 @@
 """The drawings of the world's subjects, composed of the parts in `sdf`.
 
-`sprites.json` holds them: a layer is a list of parts, a part the name of a function of `sdf` with its
-arguments. A person is given by a spine (head, neck, hip), arms and legs. Letters and digits are strokes.
+`sprites.json` contains them: a layer is a list of parts; a part is the name of a function of `sdf` with its
+arguments. A person has a spine (head, neck, hip), arms and legs. Letters and digits are strokes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from dear.utils.files import read_json
 from dear.world import factors as F
 from dear.world import sdf
-from dear.world.sdf import Part, Point, arc_points, both, box, circle, line, union
+from dear.world.sdf import Part, Point, arc_points, box, circle, intersection, line, union
 
 RGB = tuple[float, float, float]
 _SKIN = (0.87, 0.67, 0.52)
@@ -36,36 +36,36 @@ class Sprite:
 def sprites() -> tuple[Sprite, ...]:
     """The sprite of every subject in the order of `factors.SUBJECT_NAMES`."""
     rows = read_json(Path(__file__).with_name("sprites.json"), "sprites")
-    drawn = {name: _figure(**row) if "spine" in row else _drawing(row) for name, row in rows.items()}
-    drawn |= {
+    by_name = {name: _person(**row) if "spine" in row else _layered_sprite(row) for name, row in rows.items()}
+    by_name |= {
         sign: Sprite(union(*(line(points, 0.34) for points in lines))) for sign, lines in STROKES.items()
     }
-    everywhere = Sprite(body=lambda x, y: torch.full_like(x, -1.0))
-    return (*(drawn[name] for name in F.SUBJECT_NAMES[:-2]), everywhere, Sprite())
+    surface = Sprite(body=lambda x, y: torch.full_like(x, -1.0))
+    return (*(by_name[name] for name in F.SUBJECT_NAMES[:-2]), surface, Sprite())
 
 
-def _drawing(row: dict[str, Any]) -> Sprite:
-    layers = {name: union(*map(_built, parts)) for name, parts in row.items() if name != "tint"}
+def _layered_sprite(row: dict[str, Any]) -> Sprite:
+    layers = {name: union(*map(_evaluate, parts)) for name, parts in row.items() if name != "tint"}
     return Sprite(**layers, tint=row.get("tint", Sprite.tint))
 
 
-def _built(value: Any) -> Any:
+def _evaluate(value: Any) -> Any:
     """A part, points or a number; points that a function returns are appended to the surrounding list."""
     if not isinstance(value, list):
         return value
     if isinstance(value[0], str):
-        return getattr(sdf, value[0])(*map(_built, value[1:]))
+        return getattr(sdf, value[0])(*map(_evaluate, value[1:]))
     parts: list[Any] = []
     for item in value:
         called = isinstance(item, list) and isinstance(item[0], str)
-        parts += _built(item) if called else [_built(item)]
+        parts += _evaluate(item) if called else [_evaluate(item)]
     return parts
 
 
-def _figure(spine: list[Point], arms: list[list[Point]], legs: list[list[Point]]) -> Sprite:
+def _person(spine: list[Point], arms: list[list[Point]], legs: list[list[Point]]) -> Sprite:
     """A person: clothes in the scene's color, dark trousers and hair."""
     (x, y), neck, hip = spine
-    hair = both(circle(x, y + 0.03, 0.23), box(x, y + 0.24, 0.6, 0.36))
+    hair = intersection(circle(x, y + 0.03, 0.23), box(x, y + 0.24, 0.6, 0.36))
     return Sprite(
         body=union(line([neck, hip], 0.38), *(line(points, 0.16) for points in arms)),
         accent=union(circle(x, y, 0.21), *(circle(*points[-1], 0.1) for points in arms)),

@@ -30,8 +30,11 @@ def blur(pixels: Tensor, reach: int) -> Tensor:
     return pixels
 
 
-def moved(pixels: Tensor, right: Tensor, down: Tensor) -> Tensor:
-    """Every pixel from some pixels off (rounded, [b or 1, side, side] or less), the border repeated."""
+def shift_pixels(pixels: Tensor, right: Tensor, down: Tensor) -> Tensor:
+    """Images whose pixels come from `right` and `down` pixels away (rounded, broadcast to [b, side, side]).
+
+    Beyond the border, its pixels are repeated.
+    """
     side = pixels.shape[-1]
     axis = torch.arange(side, device=pixels.device)
     columns = (axis.view(1, 1, -1) + right.round().long()).clamp(0, side - 1)
@@ -48,7 +51,7 @@ def _slopes(channel: Tensor) -> Tensor:
 
 
 def _grain(scenes: Scenes, side: int, kind: int = 0) -> Tensor:
-    return noise(kind, scenes.free("style_0"), scenes.free("style_1"), side)
+    return noise(kind, scenes.variation("style_0"), scenes.variation("style_1"), side)
 
 
 def _vignette(pixels: Tensor, amount: float) -> Tensor:
@@ -86,8 +89,8 @@ def _painting(pixels: Tensor, scenes: Scenes) -> Tensor:
     # Brush strokes: every pixel takes its color from a few pixels off, in a direction that varies slowly.
     reach = 3.0 * side / 64
     right = (_grain(scenes, side, 2) - 0.5) * reach * 1.6 + (_grain(scenes, side, 1) - 0.5) * reach
-    down = (noise(2, scenes.free("style_1"), scenes.free("style_0"), side) - 0.5) * reach * 1.6
-    strokes = (moved(pixels, right, down) * 7.0 + 0.5).floor() / 7.0
+    down = (noise(2, scenes.variation("style_1"), scenes.variation("style_0"), side) - 0.5) * reach * 1.6
+    strokes = (shift_pixels(pixels, right, down) * 7.0 + 0.5).floor() / 7.0
     bristle = _grain(scenes, side, 1) * 0.16 - 0.08
     return strokes * 0.94 + 0.04 + bristle.unsqueeze(1)
 
@@ -117,7 +120,7 @@ def _sepia(pixels: Tensor, scenes: Scenes) -> Tensor:
 def _neon(pixels: Tensor, scenes: Scenes) -> Tensor:
     edges = (_slopes(pixels) * 2.2 - 0.12).clamp(0, 1)
     strength = edges.amax(1)
-    hue = scenes.free("style_0").view(-1, 1, 1)
+    hue = scenes.variation("style_0").view(-1, 1, 1)
     gray = luminance(pixels)
     # Tubes glow from magenta to cyan with the brightness of what they outline.
     mix = (gray + hue * 0.6 - 0.3).clamp(0, 1)

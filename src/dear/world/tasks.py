@@ -1,7 +1,7 @@
 """Tasks in the attribute world: classes, images for training and testing, and a shift against pretraining.
 
-This module describes the tasks; `served` renders their images. Each task has one number, its strength, that
-says how far its images are from those of pretraining, and so how much zero-shot leaves to learn.
+This module describes the tasks; `dear.data.world_images` renders their images. The strength of a task is the
+distance of its images from those of pretraining, which determines how much zero-shot leaves to learn.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class WorldTask:
     template: str  #: prompt with `{}`
     classes: tuple[str, ...]  #: names; the first half are the base classes, the others novel
     meanings: tuple[Meaning, ...]  #: what each class fixes, in the same order
-    kinds: tuple[int, ...]  #: kinds of subject that other images' subjects are drawn from
+    kinds: tuple[int, ...]  #: kinds that subjects are drawn from where the class leaves them open
     look: Look  #: the shift against pretraining
-    strength: float  #: how much of it (0 none, 1 all). train, test: images per class (and domain)
-    train: int = 40
-    test: int = 50
+    strength: float  #: of the look, from 0 (none) to 1
+    train: int = 40  #: images per class (and domain)
+    test: int = 50  #: images per class (and domain)
     domains: tuple[str, ...] = ()  #: styles that serve as domains; empty: photos only
-    clash: bool = False  #: whether patterns are drawn in another color's tones
+    clash: bool = False  #: whether patterns have the tones of another color
     #: a value that each class has in training (`dear.world.shortcuts`)
     shortcut: PlantedShortcut | None = None
     several: bool = False  #: whether an image shows several of the classes
@@ -156,7 +156,7 @@ def find_task(name: str) -> WorldTask:
         return ATTRIBUTES
     if not name.startswith(PREFIX):
         raise DataError(
-            f"world:{name}: no such task; the tasks are "
+            f"world:{name}: no such task; choose from "
             f"{', '.join((*TASKS, ATTRIBUTES.name, *list_shortcuts()))}"
         )
     shortcut = parse(name)

@@ -19,7 +19,7 @@ SLOTS: Final[dict[str, int]] = {
     "texture": F.TEXTURE, "place": F.PLACE, "placename": F.PLACE, "style": F.STYLE, "stylename": F.STYLE,
     "count": F.COUNT,
 }  # fmt: skip
-_COUNTABLE = tuple(i for i, kind in enumerate(F.KINDS) if kind.many > 0)
+_COUNTABLE = tuple(i for i, kind in enumerate(F.KINDS) if kind.multiple > 0)
 _THINGS = tuple(i for i in range(len(F.KINDS)) if i not in (F.SURFACE, F.VIEW))
 
 
@@ -30,7 +30,7 @@ class CaptionTemplate:
     text: str  #: words and slots, separated by blanks
     weight: int  #: how often it is used among those that fit a scene
     kinds: tuple[int, ...]  #: kinds of subject it fits (rows of `factors.KINDS`)
-    many: bool | None = None  #: True only for several, False only for one, None for both
+    multiple: bool | None = None  #: True only for several, False only for one, None for both
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -56,8 +56,8 @@ def _templates() -> Iterator[CaptionTemplate]:
             weight, _, rest = line.partition(" ")
             text, _, fits = rest.removesuffix("]").partition("  [")
             kinds = tuple(names[word] for word in fits.split() if word in names)
-            many = {"several": True, "one": False}.get(fits)
-            yield CaptionTemplate(text, int(weight), kinds or _fitting(text), many)
+            multiple = {"several": True, "one": False}.get(fits)
+            yield CaptionTemplate(text, int(weight), kinds or _fitting(text), multiple)
 
 
 def _fitting(text: str) -> tuple[int, ...]:

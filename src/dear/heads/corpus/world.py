@@ -56,7 +56,7 @@ def _all() -> Iterator[tuple[str, str]]:
             concept = _concept(factor, value)
             if factor == F.SUBJECT and F.SUBJECT_KIND[value] not in template.kinds:
                 continue
-            if factor == F.COUNT and template.many is not None and template.many != (value > 0):
+            if factor == F.COUNT and template.multiple is not None and template.multiple != (value > 0):
                 continue
             for word in words:
                 text = template.text.replace(f"{{a}} {{{slot}}}", article(word)).replace(f"{{{slot}}}", word)

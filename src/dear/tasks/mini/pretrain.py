@@ -162,7 +162,7 @@ def _batch(
     ids = torch.cat([captions.ids for captions in written])[:, :CONTEXT]  # [C, T]
     mask = torch.cat([captions.mask for captions in written])  # [C, F]
     factors = scenes.factors()  # [B, F]
-    return pixels, ids, world.true_of(factors, factors.repeat(recipe.captions, 1), mask)
+    return pixels, ids, world.matching_captions(factors, factors.repeat(recipe.captions, 1), mask)
 
 
 class _Encoder(torch.nn.Module):
