@@ -32,7 +32,7 @@ class UsageError(DearError):
 
 
 class DiskError(DearError):
-    """A file could not be written; what was there before is unchanged."""
+    """A file cannot be written; an older file is unchanged."""
 
     status = 1
 

@@ -78,7 +78,7 @@ def turned_into_a_folder(path):
 CHANGES = [
     (gone, "no such image"),
     (turned_into_text, "is a text file"),
-    (cut, "damaged or cut"),
+    (cut, "damaged or truncated"),
     (turned_into_a_folder, "is a folder"),
 ]
 
@@ -135,14 +135,14 @@ def test_evaluation_and_prediction_halve_the_batch_and_say_so(photos, monkeypatc
         found = Model(method(DeAR)).evaluate(photos)
     assert max(small.sizes) == 12
     assert caplog.messages == [
-        "dear: out of memory with 12 images at once; going on with 6",
-        "dear: out of memory with 6 images at once; going on with 3",
+        "dear: out of memory with 12 images per batch; continuing with 6",
+        "dear: out of memory with 6 images per batch; continuing with 3",
     ]
     assert torch.equal(found.answers["fused"], expected.answers["fused"])
     torch.testing.assert_close(found.confidence["fused"], expected.confidence["fused"])
     torch.testing.assert_close(Model(method(DeAR)).probabilities(paths), sure)
     Small(monkeypatch, DeAR, ["all_logits"], room=0)
-    with pytest.raises(OutOfMemory, match="not even one image"):
+    with pytest.raises(OutOfMemory, match="one image"):
         Model(method(DeAR)).evaluate(photos)
 
 

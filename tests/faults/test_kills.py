@@ -64,7 +64,7 @@ def test_a_disk_that_fills_up_is_one_line_and_harms_nothing(trials, name, limit)
     status, said = trial.run(small_files)
     assert status == 1
     assert len(errors(said)) == 1
-    assert "could not be written (File too large); what was there before is unchanged" in said
+    assert "cannot be written (File too large); an older file is unchanged" in said
     assert whole(trial.out) == ([], 0)
     trial.must_end_well()
     assert trial.agrees()

@@ -16,7 +16,7 @@ from PIL import Image
 
 from dear.errors import InputError
 from dear.images import open as image_open
-from dear.images.gpu import decoder_of, device_views, resized
+from dear.images.gpu import decoder_of, device_views, resize_images
 from dear.images.views import Size, View, read_views
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ SIZES = [(64, 48), (48, 64), (33, 33), (32, 32), (100, 37), (7, 5), (1, 9), (31,
 @pytest.mark.parametrize("bilinear", [False, True])
 def test_images_of_all_sizes_are_resized_together_as_pillow_does_each(squash: bool, bilinear: bool) -> None:
     images = [photo(*size, seed) for seed, size in enumerate(SIZES)]
-    found = resized([torch.from_numpy(np.array(image)) for image in images], View(32, squash, bilinear))
+    found = resize_images([torch.from_numpy(np.array(image)) for image in images], View(32, squash, bilinear))
     filter_ = Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC
     wanted = torch.stack([by_pillow(image, 32, squash, filter_) for image in images])
     off = (found.int() - wanted.int()).abs()
@@ -66,7 +66,7 @@ def test_images_of_all_sizes_are_resized_together_as_pillow_does_each(squash: bo
 
 def test_of_a_very_long_image_only_the_middle_is_used() -> None:
     image = photo(600, 20)
-    (found,) = resized([torch.from_numpy(np.array(image))], 16)
+    (found,) = resize_images([torch.from_numpy(np.array(image))], 16)
     assert (found.int() - read_views([image], 16)[0].int()).abs().max() <= 1
 
 

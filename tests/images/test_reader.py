@@ -239,7 +239,7 @@ def test_threads_keep_the_order_and_raise_the_error_of_the_first_item_that_fails
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batches, "usable_cores", lambda: 4)
-    assert batches.threaded(lambda number: number * number, range(50)) == [n * n for n in range(50)]
+    assert batches.map_threads(lambda number: number * number, range(50)) == [n * n for n in range(50)]
     begun: list[int] = []
 
     def work(number: int) -> int:
@@ -251,5 +251,5 @@ def test_threads_keep_the_order_and_raise_the_error_of_the_first_item_that_fails
         return number
 
     with pytest.raises(InputError, match="item 3"):
-        batches.threaded(work, range(1000))
+        batches.map_threads(work, range(1000))
     assert len(begun) < 1000

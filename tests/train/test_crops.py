@@ -9,7 +9,7 @@ from crops import generator, photo, tensor
 from PIL import Image
 
 from dear.errors import InputError
-from dear.images.gpu import resampling
+from dear.images.resample_tensors import resampling_weights
 from dear.train.crops import augment_batch, augment_image, crop_batch, sample_boxes
 
 
@@ -127,12 +127,12 @@ def test_a_image_too_long_for_any_crop_gets_the_largest_centered_one():
 
 
 def test_weights_sum_to_one_and_stay_inside():
-    weights = resampling(torch.tensor([3, 0]), torch.tensor([7, 20]), 20, 5)
+    weights = resampling_weights(torch.tensor([3, 0]), torch.tensor([7, 20]), 20, 5)
     assert weights.shape == (2, 5, 20)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 5))
     assert float(weights[0, :, :3].abs().max()) == 0
     assert float(weights[0, :, 10:].abs().max()) == 0
-    same = resampling(torch.tensor([0]), torch.tensor([6]), 6, 6)[0]
+    same = resampling_weights(torch.tensor([0]), torch.tensor([6]), 6, 6)[0]
     torch.testing.assert_close(same, torch.eye(6))
 
 

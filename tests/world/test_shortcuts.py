@@ -78,15 +78,9 @@ def test_the_control_is_balanced_and_correlations_share_scenes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("shortcut-smell", "no such shortcut"),
-        ("shortcut-place@", "no such shortcut"),
-        ("shortcut-place@1.5", "cannot show"),
-        ("shortcut-place@0.01", "cannot show"),
-        ("shortcut-none@0.9", "control"),
-    ],
+    "name",
+    ["shortcut-smell", "shortcut-place@", "shortcut-place@1.5", "shortcut-place@0.01", "shortcut-none@0.9"],
 )
-def test_wrong_names_are_told(name: str, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_wrong_names_are_refused(name: str) -> None:
+    with pytest.raises(DataError, match=f"world:{name}"):
         world_task(name, "train")

@@ -60,7 +60,7 @@ def main() -> None:
     try:
         from dear.cli.hints import sentence
         from dear.errors import DearError
-        from dear.utils.text import shown
+        from dear.utils.text import escape_control
 
         first = sys.argv[1] if len(sys.argv) > 1 else "--help"
         app = build_app(first if first in COMMANDS else None, summary=first in ("-h", "--help"))
@@ -68,7 +68,7 @@ def main() -> None:
         try:
             app()
         except DearError as error:
-            print(f"dear: {shown(sentence(error, _options_of(app)))}", file=sys.stderr)
+            print(f"dear: {escape_control(sentence(error, _options_of(app)))}", file=sys.stderr)
             sys.exit(error.status)
     except KeyboardInterrupt:  # during imports, or a second one
         print("dear: interrupted", file=sys.stderr)
@@ -190,11 +190,11 @@ def _options(
 
 def _print_log() -> None:
     """Print the messages of the library's logger, notes included, on standard error."""
-    from dear.utils.text import shown
+    from dear.utils.text import escape_control
 
     class Printed(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            print(shown(record.getMessage()), file=sys.stderr)
+            print(escape_control(record.getMessage()), file=sys.stderr)
 
     log = logging.getLogger("dear")
     log.setLevel(logging.INFO)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dear.utils.progress import Progress
-from dear.utils.text import duration, shown, unprintable
+from dear.utils.text import duration, escape_control, unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 def echo(text: str) -> None:
     """A line on standard output, without control characters."""
-    typer.echo(shown(text))
+    typer.echo(escape_control(text))
 
 
 def say(text: str) -> None:
     """A sentence for people on standard error, as it is: no markup, no wrapping, no control characters."""
-    _stderr().print(shown(text), markup=False, highlight=False, soft_wrap=True)
+    _stderr().print(escape_control(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _stderr() -> Console:

@@ -18,7 +18,7 @@ from dear.data.layouts import Benchmark
 from dear.data.open import BENCHMARKS, find_benchmark, list_benchmark, named_split, open_data
 from dear.errors import DataError, InputError, UsageError
 from dear.images.names import other_paths
-from dear.images.views import Size, side_of, threaded
+from dear.images.views import Size, map_threads, side_of
 
 _SHOWN = 20
 
@@ -109,7 +109,7 @@ def find_unreadable(images: ImageSet, places: Sequence[int]) -> tuple[Unreadable
             return Unreadable(images.key(index), str(error), index)
         return None
 
-    return tuple(results for results in threaded(problem, list(places)) if results is not None)
+    return tuple(results for results in map_threads(problem, list(places)) if results is not None)
 
 
 @dataclass(frozen=True)

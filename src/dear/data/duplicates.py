@@ -27,7 +27,7 @@ from dear.errors import InputError
 from dear.images.open import open_image
 from dear.utils.digest import of_parts
 from dear.utils.feature_store import FeatureStore
-from dear.utils.parallel import threaded
+from dear.utils.parallel import map_threads
 from dear.utils.progress import Progress, silent
 
 BITS = 6  #: of 64 in which the hashes of copies may differ
@@ -213,7 +213,7 @@ def find_duplicates(images: ImageSet, near: bool = True) -> Duplicates:
     >>> find_duplicates(task).units.tolist()
     [0, 1, 2, 0]
     """
-    contents = tuple(threaded(lambda index: content_digest(images, index), range(len(images))))
+    contents = tuple(map_threads(lambda index: content_digest(images, index), range(len(images))))
     return _find(contents, lambda index: source_of(images, index), near)
 
 
@@ -255,7 +255,7 @@ def _search_files(files: tuple[tuple[str, tuple[int, ...] | None], ...]) -> Dupl
                 return of_parts(f"{state[0]} ", content.read(_HEAD))
         return of_parts(os.fsencode(path))
 
-    heads = threaded(head, files)
+    heads = map_threads(head, files)
     counts = Counter(heads)  # few files are read to their end
     contents = tuple(
         one if counts[one] == 1 else file_digest(path) for one, (path, _) in zip(heads, files, strict=True)
@@ -294,7 +294,9 @@ def _stored_prints(places: Places, source: Callable[[int], ImageLike]) -> tuple[
         known = store.get(keys.values())
         prints = {place: _unpack(known[key]) for place, key in keys.items() if key in known}
         missing = [place for place in sources if prints.get(place) is None]  # not there, or damaged
-        fresh = dict(zip(missing, threaded(_read_print, [sources[place] for place in missing]), strict=True))
+        fresh = dict(
+            zip(missing, map_threads(_read_print, [sources[place] for place in missing]), strict=True)
+        )
         store.put({keys[place]: _pack(one) for place, one in fresh.items() if one and place in keys})
         for place, one in sorted((prints | fresh).items()):
             if one is not None:

@@ -23,7 +23,7 @@ from dear.errors import DataError, InputError, UsageError
 from dear.images.open import open_image
 from dear.images.views import Size, read_views
 from dear.utils.digest import of_file, of_parts
-from dear.utils.text import check_name, check_shown
+from dear.utils.text import check_name, check_printable
 
 if TYPE_CHECKING:
     from typing import Self
@@ -500,7 +500,7 @@ def check_template(template: str) -> str:
     """
     if len(template) > MAX_TEMPLATE:
         raise InputError(f"the template {template[:40]!r}… is too long; at most {MAX_TEMPLATE} characters")
-    check_shown(template, "template")
+    check_printable(template, "template")
     count = template.count("{}")
     if count != 1:
         raise InputError(

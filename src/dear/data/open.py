@@ -46,7 +46,7 @@ from dear.data.stored import BoxedImages, CellImages, DatasetCells
 from dear.data.table import KINDS, open_table
 from dear.data.tars import is_tar, open_tars
 from dear.errors import DataError, InputError, UsageError, reason_of
-from dear.images.views import image_paths, is_image_name, is_own_name
+from dear.images.views import image_paths, is_image_name, is_user_file
 from dear.utils.extras import missing_extra
 from dear.utils.files import read_json
 from dear.utils.notices import warn
@@ -466,6 +466,6 @@ def _classes(folder: Path) -> dict[str, list[str]]:
 def _entries(folder: Path) -> list[Path]:
     """Entries of a folder in natural order, without `unlabeled/` and what operating systems leave behind."""
     entries = [
-        entry for entry in folder.iterdir() if is_own_name(entry.name) and entry.name != UNLABELED_FOLDER
+        entry for entry in folder.iterdir() if is_user_file(entry.name) and entry.name != UNLABELED_FOLDER
     ]
     return sorted(entries, key=lambda entry: natural_key(entry.name))

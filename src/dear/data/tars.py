@@ -20,7 +20,7 @@ from dear.data.shots import pick_split
 from dear.data.stored import CellImages
 from dear.errors import DataError, DearError, InputError
 from dear.images.views import is_image_name
-from dear.utils.text import check_shown, parse_json
+from dear.utils.text import check_printable, parse_json
 
 MAX_IMAGE = 256 << 20  #: bytes of an image
 MAX_LABEL = 1 << 20  #: bytes of a label
@@ -136,7 +136,7 @@ def _key(member: tarfile.TarInfo, path: Path, total: int) -> tuple[str, str]:
     """Key and ending of a member, which must be a plain file inside the tar."""
     name = member.name
     try:
-        check_shown(name, "name of a member")
+        check_printable(name, "name of a member")
     except DearError as error:
         raise DataError(f"{path}: {error}") from None
     if not member.isreg() or member.issparse():

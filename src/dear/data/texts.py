@@ -13,7 +13,7 @@ from typing import Any
 
 from dear.errors import DataError, InputError
 from dear.utils.files import read_mapping
-from dear.utils.text import check_name, check_shown, fill_template, fold_name
+from dear.utils.text import check_name, check_printable, fill_template, fold_name
 
 MOST_CHARACTERS = 2000  #: of a text
 _NAME_WORDS = 3  # an entry without a full stop that has more words is a sentence
@@ -51,7 +51,7 @@ def check_texts(entries: Any, name: str, place: str) -> tuple[str, ...]:
             )
     try:
         check_name(name)
-        return tuple(dict.fromkeys(check_shown(" ".join(entry.split()), "text") for entry in listed))
+        return tuple(dict.fromkeys(check_printable(" ".join(entry.split()), "text") for entry in listed))
     except InputError as error:
         raise DataError(f"{place}: {error}") from None
 

@@ -26,18 +26,18 @@ def from_array(values: np.ndarray[Any, Any] | Tensor, name: str) -> Image.Image:
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     if array.size == 0 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
-        raise InputError(f"{name}: its shape is {list(values.shape)}; an image is [H, W, 3] or [3, H, W]")
+        raise InputError(f"{name}: an image must be [H, W, 3] or [3, H, W], got {list(values.shape)}")
     if array.dtype == bool:
         array = array.astype(np.uint8) * 255
     elif np.issubdtype(array.dtype, np.floating):
         if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
             raise InputError(
-                f"{name}: numbers of type {array.dtype} must lie between 0 and 1; give the image as it was "
+                f"{name}: numbers of type {array.dtype} must be from 0 to 1; pass the image as it was "
                 "before normalization"
             )
         array = np.round(array * 255).astype(np.uint8)
     elif array.dtype != np.uint8:
         if not np.issubdtype(array.dtype, np.integer) or array.min() < 0 or array.max() > 255:
-            raise InputError(f"{name}: numbers of type {array.dtype} must lie between 0 and 255")
+            raise InputError(f"{name}: numbers of type {array.dtype} must be from 0 to 255")
         array = array.astype(np.uint8)
     return Image.fromarray(np.ascontiguousarray(array))

@@ -75,22 +75,26 @@ def count_scans(content: bytes) -> int:
 
 
 def _jpeg(content: bytes) -> Header | None:
-    ordinary = jpeg.read_header(content)
-    if ordinary is not None:
-        return Header(ordinary.width, ordinary.height, count_scans(content) if ordinary.scans else 1)
-    place = 2
+    plain_header = jpeg.read_header(content)
+    if plain_header is not None:
+        return Header(
+            plain_header.width,
+            plain_header.height,
+            count_scans(content) if plain_header.multiple_scans else 1,
+        )
+    offset = 2
     for _ in range(jpeg.MAX_SEGMENTS):
-        place = content.index(b"\xff", place) if content[place] != 0xFF else place
-        marker = content[place + 1]
+        offset = content.index(b"\xff", offset) if content[offset] != 0xFF else offset
+        marker = content[offset + 1]
         if marker == 0xFF:  # padding
-            place += 1
+            offset += 1
         elif marker in _FRAMES:
-            height, width = struct.unpack(">HH", content[place + 5 : place + 9])
+            height, width = struct.unpack(">HH", content[offset + 5 : offset + 9])
             return Header(width, height, count_scans(content))
         elif marker == 0x01 or 0xD0 <= marker <= 0xD8:  # without a length
-            place += 2
+            offset += 2
         else:
-            place += 2 + struct.unpack(">H", content[place + 2 : place + 4])[0]
+            offset += 2 + struct.unpack(">H", content[offset + 2 : offset + 4])[0]
     return None
 
 
@@ -117,10 +121,10 @@ def _bmp(content: bytes) -> Header:
 
 def _tiff(content: bytes) -> Header | None:
     order = "<" if content[:2] == b"II" else ">"
-    (place,) = struct.unpack(order + "I", content[4:8])
-    (count,) = struct.unpack(order + "H", content[place : place + 2])
+    (offset,) = struct.unpack(order + "I", content[4:8])
+    (count,) = struct.unpack(order + "H", content[offset : offset + 2])
     sides: dict[int, int] = {}
-    for at in range(place + 2, place + 2 + 12 * min(count, _MAX_TAGS), 12):
+    for at in range(offset + 2, offset + 2 + 12 * min(count, _MAX_TAGS), 12):
         tag, kind = struct.unpack(order + "HH", content[at : at + 4])
         if tag in (256, 257):
             form = {3: "H", 4: "I"}.get(kind)

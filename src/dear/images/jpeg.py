@@ -18,7 +18,7 @@ except ImportError:  # there is no wheel for this machine: Pillow decodes everyt
 
 MAX_SEGMENTS = 1000  # before the image data; a camera writes about twenty
 MAX_SCANS = 100  # a progressive photograph has about ten; a decoder goes over the whole image for each
-_START, _SCAN, _END, _NOTES, _ADOBE = b"\xff\xd8", b"\xff\xda", 0xD9, 0xE1, 0xEE
+_START, _SCAN, _END, _APP1, _ADOBE = b"\xff\xd8", b"\xff\xda", 0xD9, 0xE1, 0xEE
 _FRAMES, _BASELINE, _PROGRESSIVE = (0xC0, 0xC1, 0xC2), 0xC0, 0xC2
 # number and sampling of each color: gray, and YCbCr whose color has all, half or a quarter of the pixels
 _PLAIN_COLORS = (b"\x01\x11", *(b"\x01%c\x02\x11\x03\x11" % luma for luma in (0x11, 0x21, 0x22)))
@@ -47,30 +47,32 @@ class Header:
     height: int
     colors: int
     depth: int  #: bits of a color
-    notes: bool  #: it holds EXIF or XMP
-    scans: bool  #: it has more than one scan
-    plain: bool  #: baseline, one scan, YCbCr of the usual samplings or gray: all decoders agree on it
+    has_metadata: bool  #: whether it contains EXIF or XMP
+    multiple_scans: bool  #: whether it has more than one scan
+    plain: bool  #: whether all decoders agree on it: baseline, one scan, YCbCr of the usual samplings or gray
 
 
 def read_header(content: bytes) -> Header | None:
     """The header; None where it is not that of an ordinary JPEG."""
-    place, frame, notes, adobe = 2, b"", False, False
+    offset, frame, has_metadata, adobe = 2, b"", False, False
     for _ in range(MAX_SEGMENTS):
-        if content[place : place + 1] != b"\xff" or place + 1 >= len(content):
+        if content[offset : offset + 1] != b"\xff" or offset + 1 >= len(content):
             return None
-        marker, length = content[place + 1], int.from_bytes(content[place + 2 : place + 4], "big")
+        marker, length = content[offset + 1], int.from_bytes(content[offset + 2 : offset + 4], "big")
         if marker in _FRAMES:
-            frame = content[place : place + 2 + length]
+            frame = content[offset : offset + 2 + length]
         if marker == _SCAN[1]:
-            if len(frame) < 10 or place + 5 > len(content):
+            if len(frame) < 10 or offset + 5 > len(content):
                 return None
             height, width = int.from_bytes(frame[5:7], "big"), int.from_bytes(frame[7:9], "big")
-            several = frame[1] == _PROGRESSIVE or content[place + 4] != frame[9]
+            multiple_scans = frame[1] == _PROGRESSIVE or content[offset + 4] != frame[9]
             colors = b"".join(frame[at : at + 2] for at in range(10, len(frame), 3))
-            plain = frame[1] == _BASELINE and not several and not adobe and colors in _PLAIN_COLORS
-            return Header(width, height, frame[9], frame[4], notes, several, plain and frame[4] == 8)
-        notes, adobe = notes or marker == _NOTES, adobe or marker == _ADOBE
-        place += 2 + length
+            plain = frame[1] == _BASELINE and not multiple_scans and not adobe and colors in _PLAIN_COLORS
+            return Header(
+                width, height, frame[9], frame[4], has_metadata, multiple_scans, plain and frame[4] == 8
+            )
+        has_metadata, adobe = has_metadata or marker == _APP1, adobe or marker == _ADOBE
+        offset += 2 + length
     return None
 
 
@@ -95,12 +97,12 @@ def decode(content: bytes, width: int, height: int, scratch: bool = False) -> Pi
     return pixels if decoded.shape == pixels.shape else None
 
 
-def is_whole(content: bytes) -> bool:
-    """Whether the file ends where its image ends."""
+def is_complete(content: bytes) -> bool:
+    """Whether the file ends with the marker that ends an image."""
     return content.endswith(bytes((0xFF, _END)))
 
 
-def turned(pixels: Pixels, orientation: int) -> Pixels:
+def rotate_upright(pixels: Pixels, orientation: int) -> Pixels:
     """The image upright, by EXIF's number for how the camera was held."""
     mirrored, transposed = TURNS.get(orientation, ((), False))
     upright = np.flip(pixels, mirrored)
@@ -112,13 +114,13 @@ def too_many_scans(content: bytes) -> bool:
     if content.count(_SCAN) <= MAX_SCANS:
         return False
     # These bytes also occur outside of image data: previews, color profiles, a film appended to the photo.
-    place, scans = 2, 0
+    offset, scans = 2, 0
     while scans <= MAX_SCANS:
-        marker = _MARKER.search(content, place)
+        marker = _MARKER.search(content, offset)
         if marker is None or marker[1][0] == _END:
             return False
-        place = marker.end()
+        offset = marker.end()
         scans += marker[1] == _SCAN[1:]
         if marker[1][0] != 0x01:  # all markers but this one have a length
-            place += int.from_bytes(content[place : place + 2], "big")
+            offset += int.from_bytes(content[offset : offset + 2], "big")
     return True

@@ -1,4 +1,4 @@
-"""Which files are images, and where they lie."""
+"""Which files are images, and how they are found."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 from dear.errors import InputError
 
-# What names of image files end in; HEIC needs the extra package pillow-heif.
+# Endings of image files; HEIC needs the extra package pillow-heif.
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .png .webp .gif .bmp .tif .tiff .ppm .pgm .avif .heic .heif".split()  # noqa: SIM905
 )
 _TABLES = frozenset((".csv", ".tsv", ".jsonl", ".json", ".parquet"))
-# Folders that operating systems leave behind.
+# Folders that operating systems create.
 IGNORED = frozenset(("__macosx", "@eadir", "$recycle.bin", "system volume information"))
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file's name is not hidden and ends like an image's.
+    """Whether a file is not hidden and has the ending of an image.
 
     >>> is_image_name("a.JPG"), is_image_name("._a.jpg"), is_image_name("notes.txt")
     (True, False, False)
@@ -27,16 +27,16 @@ def is_image_name(name: str) -> bool:
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
 
 
-def is_own_name(name: str) -> bool:
+def is_user_file(name: str) -> bool:
     """Whether a file or folder is the user's: not hidden, and not made by an operating system."""
     return not name.startswith(".") and name.lower() not in IGNORED
 
 
 def image_paths(folder: Path) -> Iterator[str]:
     """Paths of all images below a folder, relative to it, with `/` between the parts."""
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if is_own_name(name)]
-        inner = Path(place).relative_to(folder).as_posix()
+    for directory, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if is_user_file(name)]
+        inner = Path(directory).relative_to(folder).as_posix()
         before = "" if inner == "." else f"{inner}/"
         yield from (before + file for file in files if is_image_name(file))
 
@@ -44,21 +44,21 @@ def image_paths(folder: Path) -> Iterator[str]:
 def other_paths(folder: Path) -> list[str]:
     """Paths of all files below a folder that are not images by their names, relative to it, sorted."""
     return sorted(
-        (Path(place) / file).relative_to(folder).as_posix()
-        for place, _, files in os.walk(folder)
-        if all(map(is_own_name, Path(place).relative_to(folder).parts))
+        (Path(directory) / file).relative_to(folder).as_posix()
+        for directory, _, files in os.walk(folder)
+        if all(map(is_user_file, Path(directory).relative_to(folder).parts))
         for file in files
-        if is_own_name(file) and not is_image_name(file)
+        if is_user_file(file) and not is_image_name(file)
     )
 
 
 def find_images(names: Iterable[str]) -> list[str]:
-    """Image files of a list that may hold files, folders (searched at every depth) and patterns (`*.jpg`).
+    """Image files of a list of files, folders (searched at every depth) and patterns (`*.jpg`).
 
-    Files are kept as they are named, whether they exist or not; reading them fails if they do not.
+    Names of files are returned unchanged, even if there is no such file; reading it then fails.
 
     Raises:
-        InputError: a folder without images, a pattern that nothing fits, or a table instead of images.
+        InputError: a folder without images, a pattern without matches, or a table instead of images.
     """
     names = list(names)
     paths: list[str] = []
@@ -71,14 +71,14 @@ def find_images(names: Iterable[str]) -> list[str]:
         if os.path.isdir(name):
             inside = sorted(image_paths(Path(name)))
             if not inside:
-                raise InputError(f"{name}: there is no image in this folder")
+                raise InputError(f"{name}: this folder contains no images")
             root = Path(name)
             paths += [os.path.join(root, *path.split("/")) for path in inside]
         elif glob.has_magic(name) and not os.path.exists(name):
-            fitting = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
-            if not fitting:
-                raise InputError(f"{name}: no file fits this pattern")
-            paths += fitting
+            matches = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
+            if not matches:
+                raise InputError(f"{name}: no file matches this pattern")
+            paths += matches
         else:
             paths.append(name)
     return paths

@@ -1,7 +1,7 @@
 """Any ordinary image file as upright 8-bit RGB.
 
-Two choices where CLIP's code is silent: transparent images are laid on white (dropping the alpha
-channel, as `convert("RGB")` does, shows whatever colors are under it), and 16-bit gray is scaled to
+Two choices that CLIP's code leaves open: transparent images get a white background (dropping the alpha
+channel, as `convert("RGB")` does, shows whatever colors are below it), and 16-bit gray is scaled to
 8 bit (`convert("RGB")` clips it to white).
 """
 
@@ -30,43 +30,43 @@ Source = str | os.PathLike[str] | bytes | Image.Image
 MAX_PIXELS = 100_000_000
 MAX_SIDE = 65_535  # JPEG's limit; some decoders take long for a line of millions of pixels
 MAX_JPEG_BYTES = 1 << 29  # more than 100 megapixels at the highest quality
-# Only these decoders are tried; others start outside programs (EPS) or read formats that are no photographs.
+# Only these decoders are used; others start outside programs (EPS) or read formats that are no photographs.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
-# A pipe is not waited for: it is no image.
+# Without O_NONBLOCK, opening a pipe would wait for a writer.
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _JPEG_NAMES = (".jpg", ".jpeg", ".JPG", ".JPEG")
 _ORIENTATION = 0x112  # EXIF's tag
-# Pillow warns of images that are below our limit, or refused by it in a sentence. Not around each open:
-# that would change the filters of other threads.
+# Pillow would warn about images below our limit. The filter is set once, not around each open, because it
+# applies to all threads.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def open_image(source: Source) -> Image.Image:
     """The image as upright 8-bit RGB, of an animation the first frame.
 
-    EXIF rotation is applied; palette, gray, CMYK and 16-bit images are converted; transparent ones are laid
-    on white.
+    EXIF rotation is applied; palette, gray, CMYK and 16-bit images are converted; transparent images get a
+    white background.
 
     Args:
         source: a path, the bytes of a file, or an open Pillow image (not changed).
 
     Raises:
-        InputError: the file is missing, empty, cut, no image, or larger than `MAX_PIXELS`; it is named.
+        InputError: the file is missing, empty, truncated, no image, or larger than `MAX_PIXELS`; it is named.
 
     >>> open_image(Image.new("L", (4, 3), 7)).getpixel((0, 0))
     (7, 7, 7)
     """
     with _named_errors(source):
         content, _ = _jpeg(source)
-        with _opened(source, content) as image:
-            return _converted(image, _name(source))
+        with _open_pillow(source, content) as image:
+            return _load_rgb(image, _name(source))
 
 
 def open_pixels(source: Source, scratch: bool = False) -> Pixels:
-    """`open_image` as an array; ordinary JPEG files do not take the way through Pillow.
+    """`open_image` as an array; ordinary JPEG files are decoded without Pillow.
 
-    With `scratch`, the next call of this thread may write over the result.
+    With `scratch`, the next call of this thread may overwrite the result.
     """
     with _named_errors(source):
         content, header = _jpeg(source)
@@ -74,9 +74,9 @@ def open_pixels(source: Source, scratch: bool = False) -> Pixels:
             _check_size((header.width, header.height), _name(source))
             pixels = jpeg.decode(content, header.width, header.height, scratch)
             if pixels is not None:
-                return jpeg.turned(pixels, _orientation(content)) if header.notes else pixels
-        with _opened(source, content) as image:
-            return np.array(_converted(image, _name(source)))
+                return jpeg.rotate_upright(pixels, _orientation(content)) if header.has_metadata else pixels
+        with _open_pillow(source, content) as image:
+            return np.array(_load_rgb(image, _name(source)))
 
 
 @dataclass(frozen=True)
@@ -90,20 +90,22 @@ class PlainJpeg:
 
 
 def plain_jpeg(source: Source) -> PlainJpeg | None:
-    """A file that any decoder reads alike; None: only `open_pixels` knows what to make of it.
+    """A file that all decoders decode alike; None for any other, which `open_pixels` reads.
 
     Raises:
         InputError: as `open_image`, where it is known before decoding.
     """
     with _named_errors(source):
         content, header = _jpeg(source)
-        if content is None or header is None or not header.plain or not jpeg.is_whole(content):
+        if content is None or header is None or not header.plain or not jpeg.is_complete(content):
             return None
         _check_size((header.width, header.height), _name(source))
-        return PlainJpeg(content, header.width, header.height, _orientation(content) if header.notes else 1)
+        return PlainJpeg(
+            content, header.width, header.height, _orientation(content) if header.has_metadata else 1
+        )
 
 
-def _converted(image: Image.Image, name: str) -> Image.Image:
+def _load_rgb(image: Image.Image, name: str) -> Image.Image:
     _check_size(image.size, name)
     depth = 16 if image.format in ("PNG", "PPM") else 0
     image.load()
@@ -113,14 +115,18 @@ def _converted(image: Image.Image, name: str) -> Image.Image:
 def _check_size(size: tuple[int, int], name: str) -> None:
     width, height = size
     if width * height > MAX_PIXELS:
-        raise InputError(f"{name}: {width} x {height} pixels are more than {MAX_PIXELS:,}; make it smaller")
+        raise InputError(
+            f"{name}: an image must have at most {MAX_PIXELS:,} pixels, got {width} x {height}; shrink it"
+        )
     if max(width, height) > MAX_SIDE:
-        raise InputError(f"{name}: {width} x {height} pixels: no side may be longer than {MAX_SIDE:,}")
+        raise InputError(
+            f"{name}: a side must be at most {MAX_SIDE:,} pixels, got {width} x {height}; shrink it"
+        )
 
 
 @contextmanager
 def _named_errors(source: Source) -> Iterator[None]:
-    """Whatever goes wrong becomes one sentence that names the image."""
+    """Convert any error to an InputError that names the image."""
     name = _name(source)
     try:
         yield
@@ -131,21 +137,23 @@ def _named_errors(source: Source) -> Iterator[None]:
         what = "an address, not a file; download the image first" if address else "no such image"
         raise InputError(f"{name}: {what}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise InputError(f"{name}: it has more than {MAX_PIXELS:,} pixels; make it smaller") from None
+        raise InputError(
+            f"{name}: an image must have at most {MAX_PIXELS:,} pixels, got more; make it smaller"
+        ) from None
     except UnidentifiedImageError:
         raise InputError(f"{name}: {describe_non_image(source)}") from None
     except IsADirectoryError:
         raise InputError(f"{name}: is a folder, not an image") from None
     except PermissionError:
-        raise InputError(f"{name}: may not be read; change its permissions") from None
-    except Exception as error:  # a decoder that meets hostile or cut data may raise anything
+        raise InputError(f"{name}: permission denied; change its permissions") from None
+    except Exception as error:  # decoders raise many kinds of errors on hostile or truncated data
         raise InputError(
-            f"{name}: the image is damaged or cut off ({error}); replace or remove it"
+            f"{name}: the image is damaged or truncated ({error}); replace or remove it"
         ) from error
 
 
 def _name(source: Source) -> str:
-    """How messages call a source."""
+    """Name of a source in messages."""
     if isinstance(source, bytes):
         return f"image of {len(source):,} bytes"
     if isinstance(source, Image.Image):
@@ -154,22 +162,20 @@ def _name(source: Source) -> str:
 
 
 def _jpeg(source: Source) -> tuple[bytes | None, jpeg.Header | None]:
-    """All bytes of a JPEG file and its header; None for any other source, which is read from its place."""
+    """All bytes of a JPEG file and its header; None for any other source."""
     if isinstance(source, Image.Image):
         return None, None
     content = source if isinstance(source, bytes) else _jpeg_file(source)
     if content is None or not jpeg.is_jpeg(content):
         return None, None
     header = jpeg.read_header(content)
-    if (header is None or header.scans) and jpeg.too_many_scans(content):
-        raise InputError(
-            f"{_name(source)}: has more than {jpeg.MAX_SCANS} scans, which no photograph has; save it again"
-        )
+    if (header is None or header.multiple_scans) and jpeg.too_many_scans(content):
+        raise InputError(f"{_name(source)}: a JPEG must have at most {jpeg.MAX_SCANS} scans; save it again")
     return content, header
 
 
 def _jpeg_file(path: str | os.PathLike[str]) -> bytes | None:
-    """The bytes of a JPEG file; None where it is another. File objects would take as long as the reading."""
+    """The bytes of a JPEG file; None for other files. A file object would take as long as the reading."""
     descriptor = os.open(path, _READ)
     try:
         facts = os.fstat(descriptor)
@@ -178,13 +184,13 @@ def _jpeg_file(path: str | os.PathLike[str]) -> bytes | None:
         if not stat.S_ISREG(facts.st_mode):  # it might never end
             raise InputError(f"{_name(path)}: is a pipe or a device, not an image")
         large = facts.st_size > MAX_JPEG_BYTES
-        # Of a file that is called otherwise, or is too large, the beginning decides; every call costs.
+        # Of other names, and of files that are too large, only the first bytes are read; every call costs.
         first = facts.st_size if os.fspath(path).endswith(_JPEG_NAMES) and not large else 3
         content = os.read(descriptor, first)
         if not jpeg.is_jpeg(content):
             return None
         if large:
-            raise InputError(f"{_name(path)}: has more than {MAX_JPEG_BYTES:,} bytes; make it smaller")
+            raise InputError(f"{_name(path)}: a JPEG must have at most {MAX_JPEG_BYTES:,} bytes; shrink it")
         while len(content) < facts.st_size and (more := os.read(descriptor, facts.st_size)):
             content += more
         return content
@@ -192,8 +198,8 @@ def _jpeg_file(path: str | os.PathLike[str]) -> bytes | None:
         os.close(descriptor)
 
 
-def _opened(source: Source, content: bytes | None) -> Image.Image:
-    """An open Pillow image whose pixels are not decoded yet; `content`: of a JPEG."""
+def _open_pillow(source: Source, content: bytes | None) -> Image.Image:
+    """An open Pillow image whose pixels are not decoded yet; `content` are the bytes of a JPEG."""
     if isinstance(source, Image.Image):
         return source.copy()  # closing it does not affect the original
     stored = source if content is None else content
@@ -207,7 +213,7 @@ def _opened(source: Source, content: bytes | None) -> Image.Image:
 
 
 def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
-    """A HEIC image, as telephones take them; its decoder is an extra."""
+    """A HEIC image, the format of many phones; its decoder is an extra."""
     try:
         from pillow_heif import HeifImageFile
     except ImportError:
@@ -226,12 +232,12 @@ def _head(source: str | os.PathLike[str] | bytes, count: int) -> bytes:
 
 
 def describe_non_image(source: Source) -> str:
-    """What a file is that is no image, as far as its first bytes tell: "is a text file, not an image"."""
+    """What a file is that is not an image, judged by its first bytes: "is a text file, not an image"."""
     if isinstance(source, Image.Image):
         return "is not an image"
     try:
         head = _head(source, 512)
-    except OSError as error:  # it was there a moment ago
+    except OSError as error:  # it was readable a moment ago
         return f"can no longer be read ({error.strerror})"
     if not head:
         return "is empty, not an image"
@@ -245,7 +251,7 @@ def _orientation(content: bytes) -> int:
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
             return int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # the pixels are whole, only the metadata is not
+    except Exception:  # only the metadata is damaged
         return 1
 
 
@@ -253,17 +259,17 @@ def _upright(image: Image.Image) -> Image.Image:
     """The image turned as its EXIF says; an EXIF block that cannot be read turns nothing."""
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # the pixels are whole, only the metadata is not
+    except Exception:  # only the metadata is damaged
         return image.copy()
 
 
 def _to_rgb(image: Image.Image, name: str, depth: int) -> Image.Image:
-    """8-bit RGB from any mode; `depth`: bits of a channel, 0 where the mode must tell."""
+    """8-bit RGB from any mode; `depth`: bits of a channel, 0 if only the mode is known."""
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I"):
         depth = 16 if image.mode.startswith("I;16") else depth
-        return Image.fromarray(_to_eight(np.asarray(image), name, depth)).convert("RGB")
+        return Image.fromarray(_to_8_bit(np.asarray(image), name, depth)).convert("RGB")
     if image.mode == "F":
         raise InputError(
             f"{name}: its pixels are floating-point numbers; save it with 8 or 16 bits a channel"
@@ -277,7 +283,7 @@ def _to_rgb(image: Image.Image, name: str, depth: int) -> Image.Image:
     return image.convert("RGB")
 
 
-def _to_eight(values: np.ndarray, name: str, depth: int) -> Pixels:
+def _to_8_bit(values: np.ndarray, name: str, depth: int) -> Pixels:
     """Gray of 16 bits, rounded to 8: 65535 is 255. In 32 bits, numbers up to 255 are 8 bits already."""
     if values.min() < 0 or values.max() > 65535:
         raise InputError(f"{name}: its pixels are 32-bit numbers; save it with 8 or 16 bits a channel")

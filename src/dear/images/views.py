@@ -14,28 +14,45 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from dear.images.names import find_images, image_paths, is_image_name, is_own_name
+from dear.images.names import find_images, image_paths, is_image_name, is_user_file
 from dear.images.open import FORMATS, MAX_PIXELS, Source, open_image, open_pixels
 from dear.images.resample import Pixels, resample
-from dear.utils.parallel import in_batches, threaded
+from dear.utils.parallel import in_batches, map_threads
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 __all__ = [
-    "FORMATS", "MAX_PIXELS", "Size", "Source", "View", "find_images", "image_paths", "in_batches",
-    "is_image_name", "is_own_name", "normalize", "open_image", "read_views", "resize_crop", "resize_short",
-    "side_of", "square", "threaded", "to_tensor", "view_pixels",
+    "FORMATS",
+    "MAX_PIXELS",
+    "Size",
+    "Source",
+    "View",
+    "find_images",
+    "image_paths",
+    "in_batches",
+    "is_image_name",
+    "is_user_file",
+    "map_threads",
+    "normalize",
+    "open_image",
+    "read_views",
+    "resize_crop",
+    "resize_short",
+    "side_of",
+    "square",
+    "to_tensor",
+    "view_pixels",
 ]  # fmt: skip
-# Of an image longer than this (times its short side) only the middle is kept: resized, it would fill memory.
+# Of an image longer than this (times its short side) only the middle is used: resized, it would fill memory.
 MAX_ASPECT = 16
-FEW = 16  #: images that are not worth a GPU's decoder
+FEW = 16  #: number of images up to which the CPU decodes: the GPU's decoder takes a while to start
 
 
 @dataclass(frozen=True)
 class View:
-    """How an image becomes a square: its side in pixels, and how it is resized.
+    """How an image is turned into a square: its side in pixels, and how it is resized.
 
     By default the short side is resized and the center kept; with `squash` both sides are resized.
     """
@@ -45,7 +62,7 @@ class View:
     bilinear: bool = False
 
 
-Size = int | View  #: the side of a square cut from the middle, or the whole rule
+Size = int | View  #: the side of a center crop, or a `View`
 
 
 def side_of(size: Size) -> int:
@@ -55,17 +72,17 @@ def side_of(size: Size) -> int:
 
 @dataclass(frozen=True)
 class Axis:
-    """What happens along one side of an image: a stretch of pixels is resized, and a part of that is kept."""
+    """Resizing along one axis of an image: a range of pixels is resized, and a part of the result is kept."""
 
     start: int  #: first pixel that is used
     length: int  #: pixels that are used
-    resized: int  #: what they are resized to
+    resized: int  #: number of pixels they are resized to
     first: int  #: of the resized pixels, the first one that the view shows
 
 
 @lru_cache(maxsize=4096)
 def axes_of(width: int, height: int, size: Size) -> tuple[Axis, Axis]:
-    """How an image becomes a view, across and down.
+    """Resizing of an image to a view, across and down.
 
     The long side is rounded down and the corner of the crop is rounded half to even, as in CLIP's transform.
 
@@ -84,9 +101,9 @@ def axes_of(width: int, height: int, size: Size) -> tuple[Axis, Axis]:
     return across, down
 
 
-def _resized(pixels: Pixels, across: Axis, down: Axis, bilinear: bool) -> Pixels:
+def _resize(pixels: Pixels, across: Axis, down: Axis, bilinear: bool) -> Pixels:
     if (down.length, across.length) != pixels.shape[:2]:
-        rows, columns = (slice(one.start, one.start + one.length) for one in (down, across))
+        rows, columns = (slice(axis.start, axis.start + axis.length) for axis in (down, across))
         pixels = np.ascontiguousarray(pixels[rows, columns])
     return resample(pixels, across.resized, down.resized, bilinear)
 
@@ -98,7 +115,7 @@ def resize_short(pixels: Pixels, size: int, bilinear: bool = False) -> Pixels:
     (10, 19, 3)
     """
     height, width = pixels.shape[:2]
-    return _resized(pixels, *axes_of(width, height, size), bilinear)
+    return _resize(pixels, *axes_of(width, height, size), bilinear)
 
 
 def view_pixels(source: Source, size: Size) -> Pixels:
@@ -108,7 +125,7 @@ def view_pixels(source: Source, size: Size) -> Pixels:
     """
     pixels, side = open_pixels(source, scratch=True), side_of(size)
     across, down = axes_of(pixels.shape[1], pixels.shape[0], size)
-    whole = _resized(pixels, across, down, isinstance(size, View) and size.bilinear)
+    whole = _resize(pixels, across, down, isinstance(size, View) and size.bilinear)
     view = whole[down.first : down.first + side, across.first : across.first + side]
     return view.copy() if np.may_share_memory(view, pixels) else view
 
@@ -125,7 +142,7 @@ def square(image: Source, size: Size) -> Image.Image:
 
 def to_tensor(pixels: Pixels) -> Tensor:
     """[height, width, 3] as uint8 [3, height, width]."""
-    import torch  # not above: see the head of this file
+    import torch  # here: see the top of this module
 
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
@@ -148,7 +165,7 @@ def read_views(sources: Sequence[Source], size: Size, device: torch.device | Non
     import torch
 
     if device is not None and device.type == "cuda" and len(sources) > FEW:
-        from dear.images.gpu import decoder_of, device_views  # an exported model has no use for it
+        from dear.images.gpu import decoder_of, device_views  # here: an exported model runs without it
 
         decode = decoder_of(device)
         if decode is not None:
@@ -156,10 +173,10 @@ def read_views(sources: Sequence[Source], size: Size, device: torch.device | Non
     side = side_of(size)
     batch = np.empty((len(sources), 3, side, side), np.uint8)
 
-    def read(place: int) -> None:  # NumPy copies: PyTorch would start more threads in each thread
-        batch[place] = view_pixels(sources[place], size).transpose(2, 0, 1)
+    def read(index: int) -> None:  # NumPy copies: PyTorch would start more threads in each thread
+        batch[index] = view_pixels(sources[index], size).transpose(2, 0, 1)
 
-    threaded(read, range(len(sources)))
+    map_threads(read, range(len(sources)))
     with torch.inference_mode(False):
         views = torch.from_numpy(batch)
         return views if device is None else views.to(device)

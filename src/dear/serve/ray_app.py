@@ -75,7 +75,7 @@ def start(service: RayService, host: str, port: int, address: str | None = None)
         replicas=service.replicas,
         cpus=service.cpus,
         gpus=service.gpus,
-        most_requests=service.settings.limits.queued_images,
+        max_requests=service.settings.limits.queued_images,
         drain_seconds=service.settings.drain_seconds,
         address=address,
     )

@@ -16,7 +16,7 @@ from PIL import Image
 from dear.data.duplicates import Prints
 from dear.data.images import ImageSet
 from dear.errors import UsageError
-from dear.images.views import threaded
+from dear.images.views import map_threads
 from dear.shortcuts.files import FileFacts, file_facts
 from dear.utils.progress import Progress, silent
 
@@ -126,7 +126,7 @@ def measure_properties(images: ImageSet, progress: Progress = silent) -> Measure
     values, prints = np.empty((len(images), len(PROPERTIES))), Prints.empty(len(images))
     files: list[FileFacts | None] = []
     for start in range(0, len(images), _BATCH):
-        for row, print_of_image, facts in threaded(one, range(start, min(start + _BATCH, len(images)))):
+        for row, print_of_image, facts in map_threads(one, range(start, min(start + _BATCH, len(images)))):
             values[len(files)] = row
             prints.put(len(files), print_of_image)
             files.append(facts)

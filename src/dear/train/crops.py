@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from dear.errors import InputError
-from dear.images.gpu import resampling, to_steps
+from dear.images.resample_tensors import resampling_weights, round_to_bytes
 from dear.images.views import open_image, to_tensor
 
 SCALE = (0.5, 1.0)
@@ -133,13 +133,13 @@ def crop_batch(pixels: Tensor, boxes: Tensor, flips: Tensor, size: int) -> Tenso
     float32 [B, 3, size, size] in [0, 1].
     """
     count, colors, height, width = pixels.shape
-    across = resampling(boxes[:, 1], boxes[:, 3], width, size)  # [B, S, w]
+    across = resampling_weights(boxes[:, 1], boxes[:, 3], width, size)  # [B, S, w]
     across = torch.where(flips[:, None, None], across.flip(1), across)
-    down = resampling(boxes[:, 0], boxes[:, 2], height, size)  # [B, S, h]
+    down = resampling_weights(boxes[:, 0], boxes[:, 2], height, size)  # [B, S, h]
     # Mixed precision would round the weights; Pillow keeps 8 bits between the passes, and so do we.
     with torch.autocast(pixels.device.type, enabled=False):
         rows = pixels.float().reshape(count, colors * height, width)  # [B, 3h, w]
-        narrow = to_steps(torch.bmm(rows, across.transpose(1, 2)))  # [B, 3h, S]
+        narrow = round_to_bytes(torch.bmm(rows, across.transpose(1, 2)))  # [B, 3h, S]
         narrow = narrow.view(count, colors, height, size)  # [B, 3h, S] -> [B, 3, h, S]
-        square = to_steps(torch.matmul(down[:, None], narrow))  # [B, 3, S, S]
+        square = round_to_bytes(torch.matmul(down[:, None], narrow))  # [B, 3, S, S]
     return square / 255

@@ -20,7 +20,7 @@ from dear.images.views import normalize, resize_short, to_tensor
 from dear.methods.frozen import Batch
 from dear.runs.recipe import Recipe
 from dear.train.crops import augment_batch, crop_batch, sample_boxes
-from dear.utils.parallel import threaded
+from dear.utils.parallel import map_threads
 
 
 class TrainingPixels:
@@ -61,7 +61,7 @@ class TrainingPixels:
         """
         wanted = [int(index) for index in indices]
         missing = [index for index in dict.fromkeys(wanted) if index not in self._kept]
-        fresh = dict(zip(missing, threaded(self._decode, missing), strict=True))
+        fresh = dict(zip(missing, map_threads(self._decode, missing), strict=True))
         for index, image in fresh.items():
             if self._bytes + image.numel() <= self.limit_bytes:
                 self._kept[index] = image

@@ -24,12 +24,12 @@ def _ray(*parts: str) -> Any:
 
 
 def check_installed() -> None:
-    """Refuse where Ray is missing, before any work."""
+    """Raise a UsageError if Ray is missing."""
     _ray()
 
 
 def connect(address: str | None = None) -> bool:
-    """Join a cluster ("auto", "ray://host:10001"), or start a Ray here; False where this process has one."""
+    """Connect to a cluster ("auto", "ray://host:10001"), or start Ray; False if the process is connected."""
     ray = _ray()
     if ray.is_initialized():
         return False
@@ -41,18 +41,18 @@ def connect(address: str | None = None) -> bool:
             **({} if address else {"include_dashboard": False}),
         )
     except ConnectionError as error:
-        raise UsageError(f"{address}: no Ray cluster answers ({error})") from None
+        raise UsageError(f"{address}: cannot connect to a Ray cluster ({error}); check the address") from None
     return True
 
 
 @contextmanager
 def connected(address: str | None = None) -> Iterator[None]:
-    """A connection for the time of a block; one that was there before stays."""
-    mine = connect(address)
+    """A connection within a block; an existing one is kept afterwards."""
+    started = connect(address)
     try:
         yield
     finally:
-        if mine:
+        if started:
             _ray().shutdown()
 
 
@@ -63,22 +63,22 @@ def run_tasks(
     gpus: float = 0,
     retries: int = 3,
 ) -> Iterator[tuple[int, Any, str]]:
-    """Call a function with each of the arguments; (place, result, error) as they end, in any order.
+    """Call a function with each of the arguments; yields (index, result, error) in the order they finish.
 
-    The function must be importable on every node. A call takes `cpus` and `gpus` (parts of one are allowed);
-    one whose worker died is started again up to `retries` times, then its error is not empty.
+    The function must be importable on every node. A call reserves `cpus` and `gpus` (fractions are allowed).
+    If its worker dies, it is restarted up to `retries` times; then its error is not empty.
     """
     ray = _ray("exceptions")
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=retries, max_calls=0)(function)
-    pending = {task.remote(*values): place for place, values in enumerate(arguments)}
+    pending = {task.remote(*values): index for index, values in enumerate(arguments)}
     while pending:
         ready, _ = ray.wait(list(pending), num_returns=1)
         for reference in ready:
-            place = pending.pop(reference)
+            index = pending.pop(reference)
             try:
-                yield place, ray.get(reference), ""
+                yield index, ray.get(reference), ""
             except ray.exceptions.RayError as error:
-                yield place, None, f"its Ray worker was lost: {str(error).splitlines()[0]}"
+                yield index, None, f"its Ray worker was lost: {str(error).splitlines()[0]}"
 
 
 def map_items(make: Callable[[], Callable[[int], int]], items: Sequence[int], workers: int) -> Iterator[int]:
@@ -108,7 +108,7 @@ def serve_replicas(
     replicas: int = 1,
     cpus: float = 1,
     gpus: float = 0,
-    most_requests: int = 100,
+    max_requests: int = 100,
     drain_seconds: float = 20,
     address: str | None = None,
 ) -> Any:
@@ -120,18 +120,18 @@ def serve_replicas(
         route: prefix of its addresses.
         host: address that every machine's proxy listens on.
         port: its port.
-        replicas: how many; for each, Ray reserves `cpus` and `gpus`.
+        replicas: their number; for each, Ray reserves `cpus` and `gpus`.
         cpus: per replica.
         gpus: per replica.
-        most_requests: that a replica takes at a time.
-        drain_seconds: for requests under way when a replica ends.
+        max_requests: concurrent requests of a replica.
+        drain_seconds: time for running requests when a replica shuts down.
         address: of a running cluster; None starts one here.
     """
     serve = _ray("serve").serve
     connect(address)
     serve.start(proxy_location="EveryNode", http_options={"host": host, "port": port})
 
-    def make() -> Any:  # a function: Ray takes anything else, a partial too, for the application itself
+    def make() -> Any:  # Ray treats anything but a function, a partial too, as the application itself
         return application()
 
     replica: Any = serve.ingress(make)()
@@ -139,7 +139,7 @@ def serve_replicas(
         replica,
         name="replica",
         num_replicas=replicas,
-        max_ongoing_requests=most_requests,
+        max_ongoing_requests=max_requests,
         ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
         health_check_period_s=2,
         graceful_shutdown_timeout_s=drain_seconds,

@@ -22,9 +22,9 @@ def install_command(extra: str) -> str:
         origin = json.loads(distribution(PACKAGE).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
         origin = {}
-    place = urlsplit(str(origin.get("url", "")))
+    url = urlsplit(str(origin.get("url", "")))
     editable = "--editable " if origin.get("dir_info", {}).get("editable") else ""
-    target = url2pathname(place.path) if place.scheme == "file" and "dir_info" in origin else PACKAGE
+    target = url2pathname(url.path) if url.scheme == "file" and "dir_info" in origin else PACKAGE
     return f"pip install {editable}'{target}[{extra}]'"
 
 

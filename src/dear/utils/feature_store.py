@@ -1,4 +1,4 @@
-"""A cache of small tensors on disk, addressed by digest; over its size limit the oldest are deleted."""
+"""A cache of small tensors on disk by digest; above its size limit, the least recently used are deleted."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from dear.utils.user_cache import cache_folder
 
-LIMIT_MB = 2000  #: size of the store, unless the variable DEAR_CACHE_MB says otherwise; 0 keeps nothing
-_AT_ONCE = 500  # sqlite takes a limited number of values in one question
+LIMIT_MB = 2000  #: size of the store, unless the variable DEAR_CACHE_MB is set; 0 disables it
+_KEYS_PER_QUERY = 500  # SQLite limits the number of values in a query
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a store holds."""
+    """Size of a store."""
 
     path: Path
     entries: int
@@ -42,74 +42,78 @@ class FeatureStore:
         self._broken = self.limit <= 0
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The values of those keys that are there."""
-        wanted, rows_by_key = list(keys), {}
+        """The stored values by key; missing keys are left out."""
+        requested, rows_by_key = list(keys), {}
         if self._broken or not self.path.is_file():
             return {}
-        with suppress(sqlite3.Error, OSError), closing(self._open()) as base, base:
-            for start in range(0, len(wanted), _AT_ONCE):
-                some = wanted[start : start + _AT_ONCE]
-                marks = ",".join("?" * len(some))
-                rows = base.execute(f"SELECT key, value FROM entries WHERE key IN ({marks})", some)
+        with suppress(sqlite3.Error, OSError), closing(self._open()) as connection, connection:
+            for start in range(0, len(requested), _KEYS_PER_QUERY):
+                batch = requested[start : start + _KEYS_PER_QUERY]
+                marks = ",".join("?" * len(batch))
+                rows = connection.execute(f"SELECT key, value FROM entries WHERE key IN ({marks})", batch)
                 rows_by_key.update(dict(rows.fetchall()))
                 now = int(time.time())
-                base.executemany("UPDATE entries SET used = ? WHERE key = ?", [(now, key) for key in some])
+                connection.executemany(
+                    "UPDATE entries SET used = ? WHERE key = ?", [(now, key) for key in batch]
+                )
         return rows_by_key
 
     def put(self, entries: Mapping[bytes, bytes]) -> None:
-        """Keep some values; above the limit the least recently used ones are deleted."""
+        """Store values; above the limit the least recently used ones are deleted."""
         if self._broken or not entries:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             now = int(time.time())
-            with closing(self._open()) as base, base:
-                base.executemany(
+            with closing(self._open()) as connection, connection:
+                connection.executemany(
                     "INSERT OR REPLACE INTO entries VALUES (?, ?, ?)",
                     [(key, value, now) for key, value in entries.items()],
                 )
             if self._size() > self.limit:
-                self._forget()
-        except sqlite3.DatabaseError:  # damaged: it starts again empty, the next time
+                self._evict()
+        except sqlite3.DatabaseError:  # damaged: deleted, so that the next time it starts empty
             self._broken = True
             self.clear()
         except OSError:
             self._broken = True
 
     def usage(self) -> Usage:
-        """How much is kept, and where."""
+        """Size and location of the store."""
         count = 0
         with suppress(sqlite3.Error, OSError):
             if self.path.is_file():
-                with closing(self._open()) as base:
-                    count = int(base.execute("SELECT COUNT(*) FROM entries").fetchone()[0])
+                with closing(self._open()) as connection:
+                    count = int(connection.execute("SELECT COUNT(*) FROM entries").fetchone()[0])
         return Usage(self.path, count, self._size(), self.limit)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete all entries."""
         for name in (self.path.name, f"{self.path.name}-wal", f"{self.path.name}-shm"):
             with suppress(OSError):
                 self.path.with_name(name).unlink()
 
     def _open(self) -> sqlite3.Connection:
-        base = sqlite3.connect(self.path, timeout=20)
-        base.execute("PRAGMA auto_vacuum = FULL")
-        base.execute("CREATE TABLE IF NOT EXISTS entries (key BLOB PRIMARY KEY, value BLOB, used INTEGER)")
-        return base
+        connection = sqlite3.connect(self.path, timeout=20)
+        connection.execute("PRAGMA auto_vacuum = FULL")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS entries (key BLOB PRIMARY KEY, value BLOB, used INTEGER)"
+        )
+        return connection
 
     def _size(self) -> int:
         return self.path.stat().st_size if self.path.is_file() else 0
 
-    def _forget(self) -> None:
-        """Remove the oldest fifth."""
-        with closing(self._open()) as base, base:
-            count = int(base.execute("SELECT COUNT(*) FROM entries").fetchone()[0])
-            base.execute(
+    def _evict(self) -> None:
+        """Delete the least recently used fifth."""
+        with closing(self._open()) as connection, connection:
+            count = int(connection.execute("SELECT COUNT(*) FROM entries").fetchone()[0])
+            connection.execute(
                 "DELETE FROM entries WHERE key IN (SELECT key FROM entries ORDER BY used, rowid LIMIT ?)",
                 (max(1, count // 5),),
             )
         if self._size() > self.limit and count > 1:
-            self._forget()
+            self._evict()
 
 
 def _limit() -> int:

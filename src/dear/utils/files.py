@@ -1,7 +1,7 @@
-"""Reading and writing files so that a crash, a full disk or a hostile file does no harm.
+"""Reading and writing files that is safe against crashes, full disks and hostile files.
 
-Writes go to a temporary neighbor, are flushed to disk and then renamed: a reader sees the old file or
-the new one, never a part. Reads are bounded and never run code.
+Writes go to a temporary file in the same folder, which is flushed to disk and then renamed: a reader sees
+the old file or the new one, never a part. Reads are bounded and never run code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ except ImportError:  # Windows: temporary files of killed processes stay there
 
 MAX_TEXT_BYTES = 256 * 1024 * 1024
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' limit
-# What weights are stored in; kinds beyond these are packed or scaled, and PyTorch cannot test them for NaN.
+# Types of weights; all others are packed or scaled, and PyTorch cannot test them for NaN.
 _KINDS = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
@@ -40,17 +40,17 @@ _KINDS = {
 
 
 def write_atomic(path: PathLike, content: bytes | str) -> None:
-    """Write `content` to `path`, whole or not at all; an older file survives any failure.
+    """Write `content` to `path`, completely or not at all; after a failure the older file is unchanged.
 
-    Remains of a killed process that wrote the same file are removed. Two processes may write one file at
-    once: the last one's is kept.
+    Temporary files of a killed process that wrote the same file are removed. If two processes write one file
+    at once, the last one wins.
     """
     path = Path(path)
     data = content.encode("utf-8") if isinstance(content, str) else content
     temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = _claimed_part(path)
+        handle, temporary = _create_temporary(path)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
@@ -63,9 +63,7 @@ def write_atomic(path: PathLike, content: bytes | str) -> None:
         _remove_abandoned(path)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise DiskError(
-            f"{path}: could not be written ({reason}); what was there before is unchanged"
-        ) from error
+        raise DiskError(f"{path}: cannot be written ({reason}); an older file is unchanged") from error
     finally:
         if temporary is not None:
             with contextlib.suppress(OSError):
@@ -82,21 +80,25 @@ def _read_umask() -> int:
 _UMASK = _read_umask()
 
 
-def _claimed_part(path: Path) -> tuple[int, str]:
-    """A new temporary neighbor of `path`, locked for as long as its handle is open."""
+def _create_temporary(path: Path) -> tuple[int, str]:
+    """A new temporary file next to `path`, locked as long as its handle is open."""
     while True:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         if fcntl is None:
             return handle, name
-        with contextlib.suppress(OSError):  # a file system without locks: nothing is ever abandoned there
+        with contextlib.suppress(
+            OSError
+        ):  # a file system without locks: temporary files are never removed there
             fcntl.flock(handle, fcntl.LOCK_EX)
-        if os.fstat(handle).st_nlink:  # else another process took it for abandoned before it was locked
+        if os.fstat(
+            handle
+        ).st_nlink:  # otherwise another process removed it as abandoned before it was locked
             return handle, name
         os.close(handle)
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove temporary files of `path` whose writers have ended, so that nobody holds their locks."""
+    """Remove temporary files of `path` whose writers have ended, which nobody has locked."""
     if fcntl is None:
         return
     for name in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
@@ -106,7 +108,7 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def require_writable(folder: PathLike) -> None:
-    """Make a folder if it is missing and try to write there: before long work, not after it."""
+    """Create a folder if it is missing, and check before long work that it is writable."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -149,8 +151,8 @@ def read_text(
 ) -> str:
     """Read a text file of bounded length; a device or a pipe, which might never end, is refused.
 
-    `what` is what the file should be, for messages ("role map"); the encoding is "utf-8-sig" where a
-    byte-order mark is allowed at the beginning.
+    `what` names the kind of file in messages ("role map"); the encoding is "utf-8-sig" where a byte-order
+    mark is allowed at the beginning.
     """
     path = Path(path)
     try:
@@ -160,7 +162,7 @@ def read_text(
             large = os.fstat(file.fileno()).st_size > max_bytes
             data = b"" if large else file.read(max_bytes + 1)
         if large or len(data) > max_bytes:
-            raise DearError(f"{path}: more than {max_bytes:,} bytes are too large for a {what}")
+            raise DearError(f"{path}: a {what} must have at most {max_bytes:,} bytes")
         return data.decode(encoding)
     except FileNotFoundError:
         raise UsageError(f"{path}: no such {what}") from None
@@ -168,17 +170,17 @@ def read_text(
         raise DearError(
             f"{path}: cannot be read as a {what}: it is not UTF-8 text (byte {error.start})"
         ) from None
-    except (OSError, ValueError) as error:  # a path may hold what no path can
+    except (OSError, ValueError) as error:  # ValueError: the path contains a null character
         raise DearError(f"{path}: cannot be read as a {what} ({error})") from error
 
 
 def read_json(path: PathLike, what: str = "JSON file", max_bytes: int = MAX_TEXT_BYTES) -> Any:
-    """Read a JSON file under the rules of `parse_json`; `what` it should be is for messages."""
+    """Read a JSON file under the rules of `parse_json`; `what` names the kind of file in messages."""
     return parse_json(read_text(path, what, max_bytes), str(Path(path)), what)
 
 
 def read_mapping(source: PathLike | Mapping[str, Any], name: str, example: str) -> tuple[str, dict[str, Any]]:
-    """A mapping that callers pass as it is or as a JSON file, and what to call it in messages.
+    """A mapping, passed directly or as a JSON file, and its name in messages.
 
     `name` is the parameter; `example` shows a mapping.
 
@@ -200,7 +202,7 @@ def read_mapping(source: PathLike | Mapping[str, Any], name: str, example: str) 
 def write_safetensors(
     path: PathLike, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write named tensors with string metadata as safetensors, whole or not at all."""
+    """Write named tensors with string metadata as safetensors, completely or not at all."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_atomic(path, safetensors.torch.save(plain, dict(metadata) if metadata else None))
 
@@ -219,11 +221,11 @@ def read_safetensors(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except Exception as error:  # untrusted bytes: shapes and types may fail in any way
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DearError(f"{path}: is not a whole {what} ({reason})") from error
+        raise DearError(f"{path}: is not a complete {what} ({reason})") from error
     for name, tensor in tensors.items():
         if tensor.dtype not in _KINDS:
             kind = str(tensor.dtype).removeprefix("torch.")
-            raise DearError(f"{path}: tensor {name[:80]!r} is {kind}, a kind of number that no {what} has")
+            raise DearError(f"{path}: tensor {name[:80]!r} has the type {kind}, which a {what} must not have")
     return tensors, dict(metadata)
 
 
@@ -239,7 +241,7 @@ def _check_header(path: Path, what: str) -> None:
     except OSError as error:
         raise DearError(f"{path}: cannot be read as a {what} ({error})") from error
     if len(header) != length or not header.startswith(b"{"):
-        raise DearError(f"{path}: is not a whole {what} (its header is cut, or longer than any)")
+        raise DearError(f"{path}: is not a complete {what} (its header is truncated or too long)")
     parse_json(header.decode("utf-8", "replace"), f"{path}: its header", what)
 
 

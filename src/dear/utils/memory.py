@@ -1,4 +1,4 @@
-"""Freed memory: returned to the system, or kept for reuse."""
+"""Freed memory, returned to the system or kept for reuse."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-KEPT = 31 << 20  #: bytes; blocks up to this size are kept, see `keep_freed`
+KEPT = 31 << 20  #: bytes, see `keep_freed`
 _M_ARENA_MAX = -8  # of mallopt(3)
 
 
 def keep_freed() -> None:
-    """Let a block come to lie where the last of its kind lay: activations of a layer, files of a batch.
+    """Make glibc reuse freed blocks of up to `KEPT` bytes instead of returning them to the system.
 
-    glibc returns large blocks to the system when they are freed, and the next ones come as pages that the
-    kernel clears one by one, which takes longer than reading a file into them. Once a block of nearly 32 MB
-    was freed, it keeps blocks up to that size; this one is never written to.
+    Pages of a block that comes from the system are cleared by the kernel one by one, which takes longer than
+    reading a file into them. Once a block of nearly 32 MB is freed, glibc keeps blocks up to that size; the
+    one freed here is never written to.
     """
     bytes(KEPT)
 

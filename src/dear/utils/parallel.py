@@ -12,42 +12,42 @@ from typing import TypeVar
 from dear.errors import OutOfMemory, ran_out
 
 CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
-MOST_THREADS = 12  #: that work side by side
+MAX_THREADS = 12  #: of `map_threads`
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def threaded(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+def map_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`function` of every item, computed by several threads: image decoders release Python's lock.
 
-    Where it fails for some items, no further ones are begun, and the error of the first of them is raised.
+    If it fails for an item, no further items are started, and the error of the first failed item is raised.
     """
-    workers = min(len(items), usable_cores(), MOST_THREADS)
+    workers = min(len(items), usable_cores(), MAX_THREADS)
     if workers < 2:
         return [function(item) for item in items]
     results: dict[int, Result] = {}
     failed: dict[int, BaseException] = {}
-    places = iter(range(len(items)))  # that all threads take from: a future for each would cost more
+    indices = iter(range(len(items)))  # all threads take from it: a future per item would cost more
 
     def work() -> None:
-        for place in places:
+        for index in indices:
             if failed:
                 return
             try:
-                results[place] = function(items[place])
+                results[index] = function(items[index])
             except BaseException as error:
-                failed[place] = error
+                failed[index] = error
 
     with ThreadPoolExecutor(workers) as pool:
         for worker in [pool.submit(work) for _ in range(workers)]:
             worker.result()
     if failed:
         raise failed[min(failed)]
-    return [results[place] for place in range(len(items))]
+    return [results[index] for index in range(len(items))]
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: those of its affinity mask, within the CPU limit of its container."""
+    """Number of cores that this process may use, by its affinity mask and the CPU limit of its container."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS or Windows
@@ -56,7 +56,7 @@ def usable_cores() -> int:
 
 
 def cpu_limit(path: Path = CGROUP_CPU) -> int | None:
-    """Cores that the container (cgroup v2) may use, at least 1; None: no limit below the machine's cores.
+    """Number of cores that the container (cgroup v2) may use, at least 1; None: no limit below the machine's.
 
     >>> cpu_limit(Path("no such file")) is None
     True
@@ -72,8 +72,8 @@ def cpu_limit(path: Path = CGROUP_CPU) -> int | None:
 def in_batches(work: Callable[[range], Result], count: int, batch: int) -> Iterator[tuple[range, Result]]:
     """`work` of the rows 0 to `count` - 1, a batch at a time; when memory runs out, batches are halved.
 
-    For work whose answer for a row does not depend on the other rows. Yields the rows of a batch and what
-    `work` returned for them; the logger "dear" warns when a batch is halved.
+    The result of a row must not depend on other rows. Yields the rows of each batch and the result of `work`;
+    the logger "dear" warns when a batch is halved.
 
     >>> [result for _, result in in_batches(lambda rows: list(rows), 5, 2)]
     [[0, 1], [2, 3], [4]]
@@ -88,12 +88,12 @@ def in_batches(work: Callable[[range], Result], count: int, batch: int) -> Itera
                 raise
             if len(rows) == 1:
                 raise OutOfMemory(
-                    "not even one image at a time fits into memory; use a smaller backbone or another device",
+                    "one image does not fit into memory; use a smaller backbone or another device",
                     hint="device",
                 ) from error
             batch = len(rows) // 2
             logging.getLogger("dear").warning(
-                "dear: out of memory with %d images at once; going on with %d", len(rows), batch
+                "dear: out of memory with %d images per batch; continuing with %d", len(rows), batch
             )
         else:
             yield rows, result
@@ -101,5 +101,5 @@ def in_batches(work: Callable[[range], Result], count: int, batch: int) -> Itera
             continue
         import torch
 
-        if torch.cuda.is_available():  # only now: the error held on to the tensors of the failed batch
+        if torch.cuda.is_available():  # only now: the error referred to the tensors of the failed batch
             torch.cuda.empty_cache()

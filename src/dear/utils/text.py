@@ -1,12 +1,12 @@
 """Text from outside, checked before it is used: names and messages to show, JSON, and schemas of JSON files.
 
-Names come from folders, tables, role maps and runs that somebody else made, and go to terminals, pages and
-prompts. Control characters (a terminal obeys them), halves of characters (no file can hold them), line
-separators and marks that turn the reading direction are refused where names enter.
+Names come from folders, tables, role maps and runs of other people, and go to terminals, pages and prompts.
+Control characters (a terminal executes them), unpaired surrogates (no file can contain them), line separators
+and marks that change the reading direction are refused on input.
 
 `parse_json` refuses repeated keys, NaN and infinity, and bounds depth and size. A schema is a subclass of
 `Strict`: a frozen msgspec struct that refuses keys it does not name. `decode` parses a text and checks every
-value against the schema; what does not fit is one error with the file, the place in it and what is expected
+value against the schema; the error names the file, the position in it, and what is expected
 there.
 
     class Size(Strict, frozen=True):
@@ -37,11 +37,11 @@ MAX_NAME = 200
 
 _HIDDEN = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _UNSHOWN = re.compile(f"[{_HIDDEN}]")
-PRINTABLE = rf"^[^{_HIDDEN}]*\Z"  #: pattern of a text without characters that must not be shown
+PRINTABLE = rf"^[^{_HIDDEN}]*\Z"  #: pattern of a text without control characters and their like
 
 
 def unprintable(text: str) -> str | None:
-    r"""The first character of a text that must not be shown, as U+001B; None if there is none.
+    r"""The first unprintable character of a text, as U+001B; None if there is none.
 
     >>> unprintable("caf\u00e9"), unprintable("a\x1b[2J")
     (None, 'U+001B')
@@ -50,10 +50,10 @@ def unprintable(text: str) -> str | None:
     return None if match is None else f"U+{ord(match[0]):04X}"
 
 
-def shown(text: str) -> str:
-    r"""A message for the terminal: what must not be shown is spelled out, line ends stay.
+def escape_control(text: str) -> str:
+    r"""A message for the terminal, with unprintable characters escaped; line ends are kept.
 
-    >>> shown("gone: a\x1b[2J.jpg")
+    >>> escape_control("gone: a\x1b[2J.jpg")
     'gone: a\\x1b[2J.jpg'
     """
     return _UNSHOWN.sub(
@@ -71,7 +71,7 @@ def spreadsheet_safe(text: str) -> str:
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> str:
-    """A message for a name that does not exist: the closest one, or all where none is close.
+    """A message for an unknown name, with the closest known one, or all if none is close.
 
     >>> unknown_name("method", "linearprobe", ["dear", "linear-probe"])
     "unknown method 'linearprobe'; did you mean 'linear-probe'?"
@@ -85,7 +85,7 @@ def unknown_name(kind: str, name: str, choices: Iterable[str]) -> str:
 
 
 def close_name(name: str, choices: Iterable[str]) -> str | None:
-    """The choice that is most like a misspelled name, whatever its case and punctuation; None: none is.
+    """The choice closest to a misspelled name, ignoring case and punctuation; None if none is close.
 
     >>> close_name("oenai/clip-vit-base-patch16", ["openai/clip-vit-base-patch16", "mini"])
     'openai/clip-vit-base-patch16'
@@ -102,7 +102,7 @@ def fill_template(template: str, name: str) -> str:
     'a photo of a beagle, a type of pet.'
     """
     if "{}" not in template:
-        raise UsageError(f"the template {template!r} has no {{}} for the class name")
+        raise UsageError(f"the template must contain {{}} for the class name, got {template!r}")
     return template.replace("{}", name)
 
 
@@ -114,7 +114,7 @@ def check_name(name: str) -> str:
         raise InputError(
             f"the class name {name[:40]!r}… has {len(name)} characters; at most {MAX_NAME} are allowed"
         )
-    return check_shown(name, "class name")
+    return check_printable(name, "class name")
 
 
 def fold_name(name: str) -> str:
@@ -126,8 +126,8 @@ def fold_name(name: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", name).replace("_", " ").casefold().split())
 
 
-def check_shown(text: str, what: str) -> str:
-    """A text without characters that must not be shown, returned as it came; `what` it is, for messages."""
+def check_printable(text: str, what: str) -> str:
+    """A text without unprintable characters, returned unchanged; `what` names it in messages."""
     character = unprintable(text)
     if character is not None:
         raise InputError(f"the {what} {text[:80]!r} contains the control character {character}; remove it")
@@ -141,7 +141,7 @@ def parse_json(text: str, source: str, what: str = "JSON text") -> Any:
     r"""Parse JSON text from `source` (named in messages).
 
     Refused are: a key that occurs twice in one object (one of its values would be hidden), NaN, infinity and
-    numbers too large for a float, halves of characters, and nesting deeper than `MAX_DEPTH`.
+    numbers too large for a float, unpaired surrogates, and nesting deeper than `MAX_DEPTH`.
 
     >>> parse_json('{"a": 1, "a": 2}', "x.json")
     Traceback (most recent call last):
@@ -216,11 +216,11 @@ MAX_BYTES = 64 * 1024 * 1024
 Result = TypeVar("Result")
 _NAME = rf"(?=.*\S){PRINTABLE}"
 Whole = Annotated[int, Meta(ge=0, lt=2**53)]
-"""A whole number that every JSON reader holds exactly."""
+"""A whole number that every JSON reader represents exactly."""
 Line = Annotated[str, Meta(max_length=1000, pattern=PRINTABLE)]
-"""A text that can be shown: at most 1,000 characters, no control characters."""
+"""A printable text of at most 1,000 characters."""
 Word = Annotated[str, Meta(max_length=80, pattern=_NAME)]
-"""A name that can be shown: not blank, at most 80 characters, no control characters."""
+"""A printable name: not blank, at most 80 characters."""
 _IN_WORDS = {
     f"`str` matching regex {PRINTABLE!r}": "plain text without control characters",
     f"`str` matching regex {_NAME!r}": "plain text that is not blank, without control characters",
@@ -228,7 +228,7 @@ _IN_WORDS = {
 
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of schemas: unknown keys are refused, values are never converted ("1" is no number, true no 1)."""
+    """Base of schemas: unknown keys are refused, values are never converted (true is not 1)."""
 
 
 def decode(
@@ -247,9 +247,9 @@ def decode(
         text: the file's text.
         schema: a `Strict` class, or any type msgspec can check.
         source: the file, for messages.
-        what: what the file should be, for messages ("role map").
+        what: kind of file, for messages ("role map").
         error: the class of the errors about values that do not fit.
-        upgrade: called with the parsed document before it is checked; brings older files up to date.
+        upgrade: called with the parsed document before it is checked; updates older files.
         max_bytes: longer texts are refused.
 
     >>> decode('[1, "x"]', list[int], "sizes.json", "list of sizes")
@@ -257,7 +257,7 @@ def decode(
     dear.errors.DearError: sizes.json: is not a valid list of sizes (at [1]: expected `int`, got `str`)
     """
     if len(text) > max_bytes:
-        raise error(f"{source}: more than {max_bytes:,} bytes are too large for a {what}")
+        raise error(f"{source}: a {what} must have at most {max_bytes:,} bytes")
     return check(parse_json(text, source, what), schema, source, what, error=error, upgrade=upgrade)
 
 
@@ -292,7 +292,7 @@ def _sentence(message: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as a person says it.
+    """A duration in words.
 
     >>> [duration(value) for value in (2.34, 75, 7300)]
     ['2.3 s', '75 s', '2 h 2 min']

@@ -9,9 +9,9 @@ from platformdirs import user_cache_path
 
 
 def cache_folder() -> Path:
-    """Where things that can be computed again are cached; it may not exist yet.
+    """The folder of the user's cache, which may not exist yet.
 
-    The variable `DEAR_CACHE` names it; otherwise it is the system's place for caches (`~/.cache/dear` on
+    It is named by the variable `DEAR_CACHE`; otherwise it is in the system's cache folder (`~/.cache/dear` on
     Linux).
     """
     named = os.environ.get("DEAR_CACHE")

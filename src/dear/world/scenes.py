@@ -134,7 +134,7 @@ def _tables(device: str) -> _Tables:
 
 
 def held_out(scenes: Scenes) -> Tensor:
-    """Whether each scene [B] shows a combination of color, texture, shape and place that pretraining never has.
+    """Whether each scene [B] combines color, texture, shape and place as pretraining never does.
 
     A fixed integer hash names about one composition in ten; only scenes of shapes can be held out.
 

@@ -84,7 +84,7 @@ def parse(name: str) -> PlantedShortcut:
     match = _NAME.fullmatch(name)
     if match is None or match["kind"] not in KINDS:
         raise DataError(
-            f"world:{name}: unknown shortcut; choose from {', '.join(list_shortcuts())}, all but the last with "
+            f"world:{name}: unknown; choose from {', '.join(list_shortcuts())}, all but the last with "
             "the share of training images that show it after an @ (shortcut-place@0.95)"
         )
     chosen = KINDS[match["kind"]]
