@@ -40,12 +40,12 @@ def main() -> None:
     )
     for data in args.data.split(","):
         images = dear.open_data(data, "train")
-        chosen = [images.classes[place] for place in even_places(len(images.classes), CLASSES)]
+        chosen = [images.classes[place] for place in evenly_spaced(len(images.classes), CLASSES)]
         images = few_shot(images.select_classes(chosen), IMAGES, 1)
         clean = measure_properties(saved(images, lambda image, _: image))
         labels = images.labels.numpy()
         for mark, edit in MARKS.items():
-            marked = even_places(len(images.classes), args.classes) if mark != "none" else [0]
+            marked = evenly_spaced(len(images.classes), args.classes) if mark != "none" else [0]
             found, names, others = 0, Counter[str](), 0
             for label in marked:
                 rows = np.flatnonzero(labels == label)
@@ -64,7 +64,7 @@ def main() -> None:
             record(args.csv, [row], machine_last=True)
 
 
-def even_places(count: int, most: int) -> list[int]:
+def evenly_spaced(count: int, most: int) -> list[int]:
     """At most `most` numbers below `count`, spread evenly."""
     return sorted({round(place) for place in np.linspace(0, count - 1, min(count, most)).tolist()})
 

@@ -29,7 +29,7 @@ from dear.data.images import (
     targets_of,
     unlabeled_images,
 )
-from dear.data.inputs import as_images, as_indicators, check_labels, is_frame, named, unlabeled_places
+from dear.data.inputs import as_images, as_indicators, check_labels, is_frame, label_names, unlabeled_indices
 from dear.data.open import open_data
 from dear.data.unlabeled import open_unlabeled
 from dear.errors import DataError, InputError, RunError, UsageError
@@ -206,7 +206,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
             unlabeled = open_unlabeled(unlabeled)
         if y is not None and not isinstance(X, ImageSet | str | os.PathLike):
             items = as_images(X)
-            missing = [] if as_indicators(y) is not None else unlabeled_places(y)
+            missing = [] if as_indicators(y) is not None else unlabeled_indices(y)
             if missing and unlabeled is not None:
                 raise InputError(
                     f"y has {len(missing)} images without a label and unlabeled is set too; use one of them"
@@ -270,7 +270,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         if matrix is not None:
             return self._set_of_several(items, matrix, class_names)
         classes, labels = np.unique(check_labels(y, len(items)), return_inverse=True)
-        names = named(classes.tolist(), class_names)
+        names = label_names(classes.tolist(), class_names)
         if class_names is None and all(name.lstrip("-").isdecimal() for name in names):
             warnings.warn(
                 f"the labels are numbers, so CLIP reads {names[0]!r} instead of a name; pass names with "
@@ -286,7 +286,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         if len(matrix) != len(items):
             raise InputError(f"{len(items)} images but {len(matrix)} rows of labels; give one row per image")
         columns = list(range(matrix.shape[1]))
-        names = named(columns, class_names)
+        names = label_names(columns, class_names)
         targets = torch.from_numpy(matrix)
         images = ListedImages(items, main_labels(targets), names, self.template or TEMPLATE, targets=targets)
         return images, np.array(columns if class_names is None else names)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dear.data import ImageSet, check_dataset, list_datasets, open_data, select_domains
-from dear.data.images import check_template
+from dear.data.names import check_template
 from dear.data.open import BENCHMARKS, open_benchmark
 from dear.errors import DataError, UsageError
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dear.data.images import content_digest, source_of, stored_digest
+from dear.data.content import content_digest, source_of, stored_digest
 from dear.data.open import default_split, open_data
 from dear.data.stored import Box
 from dear.errors import DataError, InputError, UsageError

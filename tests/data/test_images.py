@@ -9,7 +9,8 @@ from PIL import Image
 from tiny import tiny_clip
 
 from dear.data import FileImages, ImageSet, check_images, select_domains
-from dear.data.images import ListedImages, file_digest
+from dear.data.content import file_digest
+from dear.data.images import ListedImages
 from dear.errors import DataError, InputError, UsageError
 from dear.images.views import resize_crop
 from dear.runs.recipe import Recipe

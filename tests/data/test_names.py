@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dear.data.images import check_classes, check_template, natural_key, readable, spaced
+from dear.data.names import check_classes, check_template, natural_key, readable, underscores_to_spaces
 from dear.errors import DataError, InputError
 from dear.utils.text import fill_template
 
@@ -65,7 +65,7 @@ def test_a_reading_is_clean_and_final(raw):
     assert "_" not in reading
     assert "  " not in reading
     assert "\n" not in fill_template("a photo of a {}.", reading)
-    assert spaced(reading) == reading
+    assert underscores_to_spaces(reading) == reading
 
 
 @settings(max_examples=200)

@@ -11,7 +11,8 @@ import torch
 from fuzzing import Target
 
 from dear.clip.tokenizer import tokenize
-from dear.data.images import FileImages, check_template, readable
+from dear.data.images import FileImages
+from dear.data.names import check_template, readable
 from dear.data.open import BENCHMARKS, open_benchmark
 from dear.data.shots import read_draw
 from dear.data.table import open_table

@@ -20,7 +20,7 @@ from dear.bench.outputs import figures_of, write_protocol
 from dear.bench.store import Grid, read_cell
 from dear.clip.tokenizer import tokenize
 from dear.data import open_data
-from dear.data.images import readable
+from dear.data.names import readable
 from dear.data.open import BENCHMARKS, open_benchmark
 from dear.errors import DataError, DearError, InputError, UsageError
 from dear.heads.roles import Role, RoleMap

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dear.data.images import even_places
+from dear.data.images import evenly_spaced
 from dear.errors import DataError, UsageError
 from dear.runs.images import run_images, training_images
 from dear.runs.spec import Spec
@@ -49,6 +49,6 @@ def test_a_run_without_a_dataset_and_one_that_moved(tmp_path: Path) -> None:
 
 def test_even_places_never_exceed_the_count() -> None:
     for total in range(1, 40):
-        places = even_places(total, 7)
+        places = evenly_spaced(total, 7)
         assert len(places) == min(7, total) == len(set(places))
         assert max(places) < total

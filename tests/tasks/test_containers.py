@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from tiny import Colors, tiny_clip
 
-from dear.data.images import content_digest
+from dear.data.content import content_digest
 from dear.data.open import open_data
 from dear.data.unlabeled import open_unlabeled, unlabeled_part
 from dear.runs.model import Model

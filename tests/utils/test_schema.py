@@ -83,7 +83,7 @@ def test_refused_texts(text: str, sentence: str) -> None:
 
 
 def test_size_error_class_and_upgrade() -> None:
-    with pytest.raises(RunError, match=r"a\.json: more than 10 bytes"):
+    with pytest.raises(RunError, match=r"a\.json: .*10 bytes"):
         decode(json.dumps(GOOD), Table, "a.json", "table", error=RunError, max_bytes=10)
     with pytest.raises(RunError, match="`parts`"):
         check({}, Table, "a.json", "table", error=RunError)

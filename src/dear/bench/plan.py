@@ -16,7 +16,7 @@ from dear.bench.protocols.few_shot import FewShot
 from dear.bench.protocols.held_out import HeldOutDomain
 from dear.bench.protocols.transfer import CROSS_DATASET, DOMAIN_SHIFT
 from dear.data.check import check_images
-from dear.data.images import check_template
+from dear.data.names import check_template
 from dear.errors import DearError, RoleError, UsageError
 from dear.heads.roles import RoleMap
 from dear.heads.rules import derive_roles

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.data.folds import Places, equal_rows
+from dear.data.folds import IntArray, equal_rows
 from dear.errors import RunError
 from dear.utils.digest import of_tensors
 from dear.utils.files import read_safetensors, require_finite, write_safetensors
@@ -43,7 +43,7 @@ class Reference:
         cls,
         features: Tensor,
         labels: Tensor,
-        units: Places | None = None,
+        units: IntArray | None = None,
         contents: Sequence[bytes] | None = None,
     ) -> Reference:
         """Some images of each class, drawn by `draw_reference` where there are many.
@@ -101,7 +101,7 @@ class Reference:
 
 
 def draw_reference(
-    labels: Tensor, units: Places | None = None, contents: Sequence[bytes] | None = None
+    labels: Tensor, units: IntArray | None = None, contents: Sequence[bytes] | None = None
 ) -> Tensor:
     """Places [k] of some images of each class, ascending: at most `PER_CLASS`, and `MOST` together.
 
@@ -128,7 +128,7 @@ def draw_reference(
     return torch.tensor(sorted(keep), dtype=torch.long)
 
 
-def held_out_nearness(features: Tensor, kept: Tensor, rows: Tensor, units: Places) -> Tensor:
+def held_out_nearness(features: Tensor, kept: Tensor, rows: Tensor, units: IntArray) -> Tensor:
     """How near the training images at `rows` [m] are to those at `kept` [k], [m]; none counts its copies.
 
     Features [n, E] and units [n] are those of all training images, `kept` has at most one of each unit.

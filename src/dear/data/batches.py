@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear.data.check import Readable
+from dear.data.check import CheckedImages
 from dear.data.images import ImageSet, unlabeled_images
 from dear.data.read_ahead import read_ahead
 from dear.errors import DataError, InputError, UsageError
@@ -28,24 +28,24 @@ Pixels = ImageSet | Tensor | Iterable[Tensor]
 Result = TypeVar("Result")
 
 GPU_BATCH = 250  #: the supplement's test batch
-CPU_TOKENS = 2_000  #: rows of a product on a CPU: `python benchmarks/images_in.py batches`
+CPU_TOKENS = 2_000  #: tokens per batch on a CPU; measured by `python benchmarks/images_in.py batches`
 
 
 def image_set(images: Images | ImageLike) -> ImageSet:
-    """A list of files and Pillow images, or one of them, as a set without labels; a set unchanged."""
+    """A list of files and Pillow images, or one of them, as a set without labels; a set stays as it is."""
     if isinstance(images, str | os.PathLike | bytes | Image.Image):
         return unlabeled_images([images])
     return images if isinstance(images, ImageSet) else unlabeled_images(images)
 
 
 def pixels_for(clip: Clip, images: ImageSet, rows: Sequence[int]) -> Tensor:
-    """The model's own view of some images of a set, normalized [b, 3, S, S] on its device."""
+    """A backbone's view of some images of a set, normalized [b, 3, S, S] on its device."""
     raw = images.pixels(rows, clip.config.view).to(clip.device)
     return normalize(raw, clip.config.mean, clip.config.std)
 
 
 def images_at_once(clip: Clip) -> int:
-    """The batch that suits a backbone where it lies; a CPU's follows from the tokens that an image has."""
+    """The batch size for a backbone on its device; on a CPU it depends on the tokens per image."""
     if clip.device.type != "cpu":
         return GPU_BATCH
     return max(1, min(64, CPU_TOKENS // clip.config.vision.positions))
@@ -66,35 +66,35 @@ def over_batches(
 
     Args:
         images: a set or a list.
-        compute: from the set and the places of a batch in it to a result; unreadable images are black.
-        clip: the backbone that it computes with, which decides the size of a batch.
-        unreadable: "stop" raises at an image that cannot be read, "skip" goes on.
+        compute: from the set and the indices of a batch to a result; unreadable images are black.
+        clip: the backbone that `compute` uses, which determines the batch size.
+        unreadable: "stop" raises at an image that cannot be read, "skip" continues.
         progress: called with (stage, images done, total number of images).
         stage: for `progress`.
-        batch: images at once; None: `images_at_once`. Halved when memory runs out.
-        rows: which images; None: all.
+        batch: batch size; None: `images_at_once`. Halved when memory runs out.
+        rows: indices of the images; None: all.
 
     Returns:
-        the results of the batches, and by place the reason why an image could not be read.
+        the results of the batches, and by index the reason why an image could not be read.
     """
     if unreadable not in ("stop", "skip"):
         raise UsageError(f"unreadable must be stop or skip, got {unreadable!r}")
     listed = not isinstance(images, ImageSet)
     source = image_set(images)
     size = batch or images_at_once(clip)
-    wanted = range(len(source)) if rows is None else rows
+    selected = range(len(source)) if rows is None else rows
     parts: list[Result] = []
     with read_ahead(source, clip.device) as ahead, torch.no_grad():
-        # The first bad file of a list is named at once; of a dataset all bad ones are named.
-        reading: ImageSet = ahead if listed and unreadable == "stop" else Readable(ahead, unreadable)
+        # Of a list, the error names the first bad file; of a dataset, all bad files.
+        reading: ImageSet = ahead if listed and unreadable == "stop" else CheckedImages(ahead, unreadable)
         work = in_batches(
-            lambda some: compute(reading, list(wanted[some.start : some.stop])), len(wanted), size
+            lambda span: compute(reading, list(selected[span.start : span.stop])), len(selected), size
         )
-        for done, part in work:
+        for span, part in work:
             parts.append(part)
             if progress is not None:
-                progress(stage, done.stop, len(wanted))
-    problems = reading.problems if isinstance(reading, Readable) else {}
+                progress(stage, span.stop, len(selected))
+    problems = reading.problems if isinstance(reading, CheckedImages) else {}
     if not listed and rows is None and problems and len(problems) == len(source):
         raise DataError(
             f"{source.name}: none of its {len(source)} images can be read; the first: {problems[0]}"
@@ -119,13 +119,13 @@ def over_pixels(
     """
     if isinstance(images, ImageSet):
 
-        def of_rows(reading: ImageSet, places: list[int]) -> list[Result]:
-            pixels = pixels_for(clip, reading, places)
+        def of_rows(reading: ImageSet, indices: list[int]) -> list[Result]:
+            pixels = pixels_for(clip, reading, indices)
             problems = getattr(reading, "problems", {})
-            readable = [number for number, place in enumerate(places) if place not in problems]
+            readable = [number for number, index in enumerate(indices) if index not in problems]
             if not readable:
                 return []
-            return [compute(pixels if len(readable) == len(places) else pixels[readable])]
+            return [compute(pixels if len(readable) == len(indices) else pixels[readable])]
 
         parts, problems = over_batches(
             images, of_rows, clip, unreadable=unreadable, progress=progress, batch=batch, rows=rows
@@ -135,11 +135,11 @@ def over_pixels(
     size, done, results = batch or images_at_once(clip), 0, list[Result]()
     with torch.no_grad():
         for pixels in _checked_batches(images, clip):
-            work = in_batches(lambda some: compute(pixels[some.start : some.stop]), len(pixels), size)  # noqa: B023
-            for some, result in work:
+            work = in_batches(lambda span: compute(pixels[span.start : span.stop]), len(pixels), size)  # noqa: B023
+            for span, result in work:
                 results.append(result)
                 if progress is not None:
-                    progress("images", done + some.stop, total)
+                    progress("images", done + span.stop, total)
             done += len(pixels)
     return results, {}
 
@@ -167,7 +167,7 @@ def _checked_batches(images: Tensor | Iterable[Tensor], clip: Clip) -> Iterator[
 
 
 def name_of(image: ImageLike) -> str:
-    """How an image is called in answers."""
+    """Name of an image in answers."""
     if isinstance(image, Image.Image | bytes):
         return str(getattr(image, "filename", "")) or "image in memory"
     return os.fspath(image)

@@ -1,4 +1,4 @@
-"""Checks of data: images that cannot be read, how evenly classes are filled, what of a benchmark is there."""
+"""Checks of data: unreadable images, images per class, and files of a benchmark that are missing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear.data.images import ImageSet, Wrapped, natural_key, targets_of
+from dear.data.images import ImageSet, Wrapped, targets_of
 from dear.data.layouts import Benchmark
+from dear.data.names import natural_key
 from dear.data.open import BENCHMARKS, find_benchmark, list_benchmark, named_split, open_data
 from dear.errors import DataError, InputError, UsageError
 from dear.images.names import other_paths
@@ -29,15 +30,15 @@ class Unreadable:
 
     key: str
     reason: str
-    place: int  #: in the set
+    index: int  #: in the set
 
 
 @dataclass(frozen=True)
 class ImageReport:
-    """What a pass over all images found."""
+    """The result of decoding all images."""
 
-    checked: int  #: how many images were decoded
-    unreadable: tuple[Unreadable, ...]  #: those that could not be
+    checked: int  #: number of images
+    unreadable: tuple[Unreadable, ...]  #: images that cannot be decoded
     kept: ImageSet  #: the set without them
 
     def __str__(self) -> str:
@@ -62,7 +63,7 @@ def class_counts(images: ImageSet) -> dict[str, int]:
 
 
 def describe_balance(counts: dict[str, int], images: int, shown: int = 5) -> str:
-    """How evenly images are spread over classes, in one sentence.
+    """The number of images per class, in one sentence.
 
     >>> describe_balance({"cat": 4, "dog": 4}, 8)
     '8 images of 2 classes, 4 per class'
@@ -87,8 +88,8 @@ def check_images(images: ImageSet, policy: str = "stop") -> ImageReport:
     if policy not in ("stop", "skip"):
         raise UsageError(f"policy must be stop or skip, got {policy!r}")
     bad = find_unreadable(images, range(len(images)))
-    places = {image.place for image in bad}
-    good = [index for index in range(len(images)) if index not in places]
+    indices = {image.index for image in bad}
+    good = [index for index in range(len(images)) if index not in indices]
     report = ImageReport(len(images), bad, images.subset(good) if bad else images)
     if bad and policy == "stop":
         raise DataError(f"{images.name}: {report}\nrepair or remove them, or skip them", hint="unreadable")
@@ -99,8 +100,8 @@ def check_images(images: ImageSet, policy: str = "stop") -> ImageReport:
     return report
 
 
-def find_unreadable(images: ImageSet, places: Sequence[int]) -> tuple[Unreadable, ...]:
-    """Those of some images of a set that cannot be decoded, found by several threads."""
+def find_unreadable(images: ImageSet, indices: Sequence[int]) -> tuple[Unreadable, ...]:
+    """The images at some indices that cannot be decoded; several threads search."""
 
     def problem(index: int) -> Unreadable | None:
         try:
@@ -109,22 +110,22 @@ def find_unreadable(images: ImageSet, places: Sequence[int]) -> tuple[Unreadable
             return Unreadable(images.key(index), str(error), index)
         return None
 
-    return tuple(results for results in map_threads(problem, list(places)) if results is not None)
+    return tuple(results for results in map_threads(problem, list(indices)) if results is not None)
 
 
 @dataclass(frozen=True)
 class DatasetCheck:
-    """What a benchmark's folder holds."""
+    """The content of a benchmark's folder."""
 
     name: str  #: the benchmark
     home: str  #: its folder
-    present: tuple[str, ...]  #: files and folders that are there
-    missing: tuple[str, ...]  #: files and folders that are not, or what is wrong with them
-    classes: int  #: how many were found
-    expected_classes: int  #: how many were published
-    images: dict[str, int]  #: by split, how many are listed
-    absent: dict[str, int]  #: by split, how many of those are not there
-    source: tuple[str, ...]  #: where the field gets it
+    present: tuple[str, ...]  #: files and folders that exist
+    missing: tuple[str, ...]  #: files and folders that do not exist, or problems with them
+    classes: int  #: number of classes in the folder
+    expected_classes: int  #: number of published classes
+    images: dict[str, int]  #: number of listed images by split
+    absent: dict[str, int]  #: number of listed images without a file, by split
+    source: tuple[str, ...]  #: where to download it
 
     @property
     def complete(self) -> bool:
@@ -138,7 +139,7 @@ class DatasetCheck:
 
     def __str__(self) -> str:
         lines = [f"{self.name} in {self.home}: {'complete' if self.complete else 'incomplete'}"]
-        lines += [f"  there    {item}" for item in self.present]
+        lines += [f"  present  {item}" for item in self.present]
         lines += [f"  missing  {item}" for item in self.missing]
         if self.images:
             lines.append(f"  classes  {self.classes} of {self.expected_classes}")
@@ -146,18 +147,18 @@ class DatasetCheck:
             gone = f", {self.absent[split]} of them missing" if self.absent[split] else ""
             lines.append(f"  {split:8} {count} images{gone}")
         if not self.complete:
-            lines += ["where the field gets it:", *(f"  {place}" for place in self.source)]
+            lines += ["download:", *(f"  {address}" for address in self.source)]
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class SplitCheck:
-    """What a folder, a table or a world task contains: images per class, and files that cannot be used."""
+    """The content of a folder, a table or a world task: images per class, and unusable files."""
 
     name: str
     images: dict[str, int]  #: by split; fewer than the counts where images have several labels
     counts: dict[str, dict[str, int]]  #: by split, images of each class; `val` only where it is separate
-    unreadable: tuple[str, ...]  #: why images cannot be read
+    unreadable: tuple[str, ...]  #: reasons why images cannot be read
     not_images: tuple[str, ...]  #: files of a folder whose names are not those of images
 
     def report(self) -> dict[str, Any]:
@@ -219,10 +220,10 @@ def _keys(images: ImageSet) -> list[str]:
 
 
 def check_dataset(name: str, root: str | os.PathLike[str]) -> DatasetCheck:
-    """Look for a benchmark under `root`."""
+    """Check the folder of a benchmark below `root`."""
     benchmark = find_benchmark(name)
     if benchmark is None:
-        raise UsageError(f"{name}: no such benchmark; there are {', '.join(BENCHMARKS)}")
+        raise UsageError(f"{name}: unknown benchmark; choose from {', '.join(BENCHMARKS)}")
     home = Path(root) / benchmark.folder
     parts = _parts(benchmark)
     present = tuple(part for part in parts if (home / part).exists())
@@ -259,7 +260,7 @@ def check_dataset(name: str, root: str | os.PathLike[str]) -> DatasetCheck:
 
 
 def _parts(benchmark: Benchmark) -> list[str]:
-    """Files and folders that a benchmark's folder must hold."""
+    """Files and folders that a benchmark's folder must contain."""
     match benchmark.kind:
         case "split":
             return [part for part in (benchmark.split, benchmark.images) if part]
@@ -278,11 +279,11 @@ def _parts(benchmark: Benchmark) -> list[str]:
             return list(benchmark.domains)
 
 
-class Readable(Wrapped):
-    """An image set whose damaged images are found while the others are used: each is decoded once.
+class CheckedImages(Wrapped):
+    """An image set that finds damaged images while it is used: each image is decoded once.
 
-    Under "stop" the first damaged image ends the work; the remaining images are then checked, so that the
-    error names all of them. Under "skip" a damaged image is black; `problems` has its place and the reason.
+    With the policy "stop" the first damaged image raises; the remaining images are then checked, so that the
+    error names all damaged ones. With "skip" a damaged image is black; `problems` has its index and reason.
 
     Args:
         images: the set.
@@ -293,7 +294,7 @@ class Readable(Wrapped):
         if policy not in ("stop", "skip"):
             raise UsageError(f"policy must be stop or skip, got {policy!r}")
         self.images, self.policy = images, policy
-        self.problems: dict[int, str] = {}  #: place of an image -> why it cannot be read
+        self.problems: dict[int, str] = {}  #: index of an image -> why it cannot be read
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         """The evaluation view, uint8 [b, 3, size, size]."""
@@ -308,16 +309,16 @@ class Readable(Wrapped):
         black = torch.zeros(3, side_of(size), side_of(size), dtype=torch.uint8, device=device)
         return torch.stack([black if view is None else view for view in results])
 
-    def subset(self, indices: Sequence[int]) -> Readable:
+    def subset(self, indices: Sequence[int]) -> CheckedImages:
         """See `ImageSet`."""
-        return Readable(self.images.subset(indices), self.policy)
+        return CheckedImages(self.images.subset(indices), self.policy)
 
-    def select_classes(self, names: Sequence[str]) -> Readable:
+    def select_classes(self, names: Sequence[str]) -> CheckedImages:
         """See `ImageSet`."""
-        return Readable(self.images.select_classes(names), self.policy)
+        return CheckedImages(self.images.select_classes(names), self.policy)
 
     def _refuse(self, first: int) -> None:
-        """Name all images from `first` on that cannot be read; those before it were read."""
+        """Raise a DataError that names all unreadable images from `first` on."""
         bad = find_unreadable(self.images, range(first, len(self.images)))
         if bad:
             report = ImageReport(len(self.images), bad, self.images)

@@ -4,7 +4,7 @@ Equal content is found by a hash of the file or of the pixels. Near duplicates a
 64 bits, of the image or of its mirror image, and in their pixels at 32 x 32. How far pixels may differ
 depends on the contrast: two flat images are not copies because both are flat.
 
-Copies form one unit in everything that holds images out (`dear.data.shots`, `dear.data.folds`): an image
+Copies form one unit wherever images are held out (`dear.data.shots`, `dear.data.folds`): an image
 whose copy was trained on is not held out.
 """
 
@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dear.data.images import ImageLike, ImageSet, content_digest, file_digest, source_of
+from dear.data.content import content_digest, file_digest, source_of
+from dear.data.images import ImageLike, ImageSet
 from dear.errors import InputError
 from dear.images.open import open_image
 from dear.utils.digest import of_parts
@@ -32,7 +33,7 @@ from dear.utils.progress import Progress, silent
 
 BITS = 6  #: of 64 in which the hashes of copies may differ
 PIXELS = 12.0  #: root mean square difference of copies at 32 x 32, in gray levels, at most
-CONTRAST = 0.25  #: the same as a share of the contrast, so that flat images must agree more closely
+CONTRAST = 0.25  #: the same as a fraction of the contrast, so that flat images must agree more closely
 FLAT = 1.0  #: gray levels that may always differ
 SIDE = 32  #: pixels of the small copy
 MOST_IMAGES = 20_000  #: of a set whose near duplicates are searched before a split or a cross-validation
@@ -41,9 +42,9 @@ _BATCH = 256
 _PAIRS = 1 << 21  # hashes compared at once
 _AT_ONCE = 2048  # pairs of small copies compared at once
 _HEAD = 4096  # bytes of a file that are read first
-_STORED = b"print 1"  # version of what is kept of an image file
+_STORED = b"print 1"  # version of the cached prints
 
-Places = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 Levels = NDArray[np.float32]
 
 
@@ -66,7 +67,7 @@ def difference_hash(image: Image.Image, mirrored: bool = False) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Prints:
-    """What copies of n images are found by."""
+    """Small copies and hashes of n images, by which copies are found."""
 
     small: NDArray[np.uint8]  #: the images at 32 x 32, [n, 32, 32, 3]
     hashes: NDArray[np.uint64]  #: difference hashes of the images and of their mirror images, [n, 2]
@@ -83,16 +84,18 @@ class Prints:
 
     @classmethod
     def empty(cls, count: int) -> Prints:
-        """Room for the prints of `count` images: of many in a temporary file, so that memory stays free."""
+        """Uninitialized prints of `count` images, in a temporary file if they are many."""
         shape, hashes = (count, SIDE, SIDE, 3), np.empty((count, 2), np.uint64)
         if count <= MOST_IMAGES:
             return cls(np.empty(shape, np.uint8), hashes)
-        with tempfile.TemporaryFile(prefix="dear-") as file:  # the mapping keeps it until the array is gone
+        with tempfile.TemporaryFile(
+            prefix="dear-"
+        ) as file:  # the mapping keeps it until the array is deleted
             return cls(np.memmap(file, np.uint8, "w+", shape=shape), hashes)
 
-    def put(self, place: int, part: Prints) -> None:
+    def put(self, index: int, part: Prints) -> None:
         """Store the prints of some images from `place` on."""
-        rows = slice(place, place + len(part))
+        rows = slice(index, index + len(part))
         self.small[rows], self.hashes[rows] = part.small, part.hashes
 
     def first(self, count: int) -> Prints:
@@ -100,19 +103,19 @@ class Prints:
         return Prints(self.small[:count], self.hashes[:count])
 
 
-def read_prints(images: ImageSet) -> tuple[Places, Prints]:
-    """Places [m] of the images of a set that can be read, and their prints."""
+def read_prints(images: ImageSet) -> tuple[IntArray, Prints]:
+    """Indices [m] of the readable images of a set, and their prints."""
     return _stored_prints(np.arange(len(images)), lambda index: source_of(images, index))
 
 
 def matching_pairs(
     first: Prints, second: Prints | None = None, progress: Progress = silent
-) -> Iterator[tuple[Places, Places, Levels]]:
-    """Pairs of near duplicates within one set, or between two: places in both, and gray levels apart.
+) -> Iterator[tuple[IntArray, IntArray, Levels]]:
+    """Pairs of near duplicates within one set, or between two.
 
-    Yields them in parts: places in `first` [p], places in `second` [p] (above those in `first` where there is
-    one set), and the root mean square difference of the small copies [p]. The memory does not depend on the
-    number of images. `progress` is called with ("near duplicates", images done, images in all).
+    Yields them in parts: indices in `first` [p], indices in `second` [p] (above those in `first` if there is
+    one set), and the root mean square difference of the small copies [p] in gray levels. The memory does not
+    depend on the number of images. `progress` is called with ("near duplicates", images done, images in all).
     """
     other = first if second is None else second
     contrast, contrast_of_other = _contrast(first), _contrast(other)
@@ -129,10 +132,12 @@ def matching_pairs(
             for part in range(0, len(i), _AT_ONCE):
                 a, b = i[part : part + _AT_ONCE], j[part : part + _AT_ONCE]
                 limit = np.clip(CONTRAST * np.minimum(contrast[a], contrast_of_other[b]), FLAT, PIXELS)
-                apart = _apart(first.small[a], other.small[b][:, :, ::-1] if mirrored else other.small[b])
-                same = apart <= limit
+                distance = _distance(
+                    first.small[a], other.small[b][:, :, ::-1] if mirrored else other.small[b]
+                )
+                same = distance <= limit
                 if same.any():
-                    yield a[same], b[same], apart[same]
+                    yield a[same], b[same], distance[same]
         progress("near duplicates", min(start + rows, len(first)), len(first))
 
 
@@ -140,42 +145,42 @@ def _contrast(prints: Prints) -> Levels:
     """Standard deviation of each color of the small copies, root mean square over colors, [n]."""
     contrast = np.empty(len(prints), np.float32)
     for start in range(0, len(prints), _AT_ONCE):
-        some = prints.small[start : start + _AT_ONCE].astype(np.float32)
-        contrast[start : start + _AT_ONCE] = np.sqrt(some.var(axis=(1, 2)).mean(axis=1))
+        copies_of_batch = prints.small[start : start + _AT_ONCE].astype(np.float32)
+        contrast[start : start + _AT_ONCE] = np.sqrt(copies_of_batch.var(axis=(1, 2)).mean(axis=1))
     return contrast
 
 
-def _apart(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> Levels:
+def _distance(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> Levels:
     """Root mean square difference of small copies [p, 32, 32, 3], in gray levels."""
     step = first.astype(np.float32) - second
-    apart: Levels = np.sqrt(np.square(step, out=step).mean(axis=(1, 2, 3)))
-    return apart
+    distance: Levels = np.sqrt(np.square(step, out=step).mean(axis=(1, 2, 3)))
+    return distance
 
 
 @dataclass(frozen=True, eq=False)
 class Duplicates:
     """Which of n images are copies of each other."""
 
-    units: Places  #: the unit of each image, [n]; copies have the same
+    units: IntArray  #: the unit of each image, [n]; the same for copies
     contents: tuple[bytes, ...]  #: hash of the content of each image
-    copies: int = 0  #: images with the same content as another one that is counted
-    near: int = 0  #: images that are nearly the same as another one that is counted
+    copies: int = 0  #: images with the same content as an earlier one
+    near: int = 0  #: other near duplicates of an earlier one
     searched: bool = True  #: whether near duplicates were searched
 
     def distinct(self, labels: Sequence[int]) -> list[int]:
-        """One place per unit and label, ascending; which one depends on the contents of the images alone.
+        """One index per unit and label, ascending; which one depends on the contents of the images alone.
 
         >>> Duplicates(np.array([0, 1, 0]), (b"c", b"b", b"a"), near=1).distinct([5, 5, 5])
         [1, 2]
         """
         chosen: dict[tuple[int, int], int] = {}
-        for place in sorted(range(len(self.units)), key=lambda place: (self.contents[place], place)):
-            chosen.setdefault((int(self.units[place]), labels[place]), place)
+        for index in sorted(range(len(self.units)), key=lambda index: (self.contents[index], index)):
+            chosen.setdefault((int(self.units[index]), labels[index]), index)
         return sorted(chosen.values())
 
-    def subset(self, places: Sequence[int]) -> Duplicates:
-        """The same for the images at some places; the numbers of copies are those of all images."""
-        rows = list(places)
+    def subset(self, indices: Sequence[int]) -> Duplicates:
+        """The same for some images; the numbers of copies are those of all images."""
+        rows = list(indices)
         return replace(self, units=self.units[rows], contents=tuple(self.contents[row] for row in rows))
 
     def facts(self) -> dict[str, int | bool]:
@@ -218,14 +223,14 @@ def find_duplicates(images: ImageSet, near: bool = True) -> Duplicates:
 
 
 def find_file_duplicates(paths: Sequence[str | os.PathLike[str]]) -> Duplicates:
-    """The same of image files; the last search is remembered, because several splits need it."""
+    """The same for image files; recent searches are cached, because several splits need them."""
     return _search_files(tuple((os.path.abspath(path), _state(path)) for path in paths))
 
 
 def count_shared_files(
     training: Sequence[str | os.PathLike[str]], test: Sequence[str | os.PathLike[str]]
 ) -> int:
-    """How many test files have the content of a training file; only files of equal size are read."""
+    """Number of test files with the content of a training file; only files of equal size are read."""
     sizes, tests = ([(_state(path) or (None,))[0] for path in paths] for paths in (training, test))
     common = (set(sizes) & set(tests)) - {None}
     contents = {file_digest(path) for path, size in zip(training, sizes, strict=True) if size in common}
@@ -235,7 +240,7 @@ def count_shared_files(
 
 
 def _state(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """What changes when a file does; None: it is not there."""
+    """Size, times and inode of a file, which change when it does; None if there is no file."""
     try:
         state = os.stat(path)
     except OSError:
@@ -248,7 +253,7 @@ def _search_files(files: tuple[tuple[str, tuple[int, ...] | None], ...]) -> Dupl
     sizes = Counter(None if state is None else state[0] for _, state in files)
 
     def head(file: tuple[str, tuple[int, ...] | None]) -> bytes:
-        """What files of equal content have in common, and others hardly ever."""
+        """Hash of the size and the first bytes of a file."""
         path, state = file
         if state is not None and sizes[state[0]] > 1:
             with suppress(OSError), open(path, "rb") as content:
@@ -256,16 +261,19 @@ def _search_files(files: tuple[tuple[str, tuple[int, ...] | None], ...]) -> Dupl
         return of_parts(os.fsencode(path))
 
     heads = map_threads(head, files)
-    counts = Counter(heads)  # few files are read to their end
+    counts = Counter(heads)  # only files whose start occurs twice are read completely
     contents = tuple(
-        one if counts[one] == 1 else file_digest(path) for one, (path, _) in zip(heads, files, strict=True)
+        start if counts[start] == 1 else file_digest(path)
+        for start, (path, _) in zip(heads, files, strict=True)
     )
     return _find(contents, lambda index: files[index][0], near=True)
 
 
 def _find(contents: tuple[bytes, ...], source: Callable[[int], ImageLike], near: bool) -> Duplicates:
-    place: dict[bytes, int] = {}
-    first = np.array([place.setdefault(content, index) for index, content in enumerate(contents)], np.int64)
+    first_index: dict[bytes, int] = {}
+    first = np.array(
+        [first_index.setdefault(content, index) for index, content in enumerate(contents)], np.int64
+    )
     distinct = np.unique(first)
     copies = len(contents) - len(distinct)
     if not near or len(distinct) > MOST_IMAGES:
@@ -285,28 +293,28 @@ def _find(contents: tuple[bytes, ...], source: Callable[[int], ImageLike], near:
     return Duplicates(units, contents, copies, len(distinct) - len(np.unique(units)))
 
 
-def _stored_prints(places: Places, source: Callable[[int], ImageLike]) -> tuple[Places, Prints]:
-    """Those of some images that can be read, and their prints, which the user's cache keeps for files."""
-    store, readable, stored = FeatureStore(), list[int](), Prints.empty(len(places))
-    for start in range(0, len(places), _BATCH):
-        sources = {place: source(place) for place in places[start : start + _BATCH].tolist()}
-        keys = {place: key for place, one in sources.items() if (key := _stored_key(one)) is not None}
+def _stored_prints(indices: IntArray, source: Callable[[int], ImageLike]) -> tuple[IntArray, Prints]:
+    """Indices of the readable ones among some images, and their prints, which are cached for files."""
+    store, readable, stored = FeatureStore(), list[int](), Prints.empty(len(indices))
+    for start in range(0, len(indices), _BATCH):
+        sources = {index: source(index) for index in indices[start : start + _BATCH].tolist()}
+        keys = {index: key for index, image in sources.items() if (key := _stored_key(image)) is not None}
         known = store.get(keys.values())
-        prints = {place: _unpack(known[key]) for place, key in keys.items() if key in known}
-        missing = [place for place in sources if prints.get(place) is None]  # not there, or damaged
+        prints = {index: _unpack(known[key]) for index, key in keys.items() if key in known}
+        missing = [index for index in sources if prints.get(index) is None]  # not cached, or damaged
         fresh = dict(
-            zip(missing, map_threads(_read_print, [sources[place] for place in missing]), strict=True)
+            zip(missing, map_threads(_read_print, [sources[index] for index in missing]), strict=True)
         )
-        store.put({keys[place]: _pack(one) for place, one in fresh.items() if one and place in keys})
-        for place, one in sorted((prints | fresh).items()):
-            if one is not None:
-                stored.put(len(readable), one)
-                readable.append(place)
+        store.put({keys[index]: _pack(one) for index, one in fresh.items() if one and index in keys})
+        for index, stored_print in sorted((prints | fresh).items()):
+            if stored_print is not None:
+                stored.put(len(readable), stored_print)
+                readable.append(index)
     return np.array(readable, np.int64), stored.first(len(readable))
 
 
 def _read_print(source: ImageLike) -> Prints | None:
-    """The print of one image; None where it cannot be read."""
+    """The print of one image; None if it cannot be read."""
     try:
         return Prints.of([open_image(source)])
     except InputError:
@@ -326,7 +334,7 @@ def _pack(prints: Prints) -> bytes:
 
 
 def _unpack(data: bytes) -> Prints | None:
-    """The print that was stored; None if the bytes are damaged."""
+    """The stored print; None if the bytes are damaged."""
     if len(data) != 16 + 3 * SIDE * SIDE:
         return None
     hashes = np.frombuffer(data[:16], "<u8").astype(np.uint64).reshape(1, 2)

@@ -19,15 +19,15 @@ from torch import Tensor
 SAME = 1e-4  #: distance of unit features up to which two images count as copies
 NEVER = -1  #: the fold of an image that is never held out
 
-Places = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 
 
 def assign_folds(
-    labels: Sequence[int] | Places,
+    labels: Sequence[int] | IntArray,
     folds: int,
     keys: Sequence[Any],
-    units: Sequence[int] | Places | None = None,
-) -> Places:
+    units: Sequence[int] | IntArray | None = None,
+) -> IntArray:
     """The fold of each of n images, [n]; `NEVER` for an image that is never held out.
 
     The images of a unit are in one fold. Each unit goes to the fold that holds the fewest images of its
@@ -37,9 +37,9 @@ def assign_folds(
 
     Args:
         labels: of the images, [n].
-        folds: how many, at least 2.
+        folds: their number, at least 2.
         keys: one per image, values that can be sorted.
-        units: one per image; copies have the same. None: there are no copies.
+        units: one per image, the same for copies; None: there are no copies.
 
     >>> assign_folds([0, 0, 1, 1, 2], 2, keys="abcde").tolist()
     [0, 1, 0, 1, -1]
@@ -51,47 +51,46 @@ def assign_folds(
     members: dict[int, list[int]] = defaultdict(list)
     for index in sorted(range(len(classes)), key=lambda index: keys[index]):
         members[unit_of[index]].append(index)
-    held_in: dict[int, list[int]] = defaultdict(lambda: [0] * folds)  # class -> images per fold
-    waiting: dict[int, list[int]] = defaultdict(
-        list
-    )  # class -> units, of those with images of several the first
+    counts_by_class: dict[int, list[int]] = defaultdict(lambda: [0] * folds)  # images of a class per fold
+    # class of a unit's first image -> units
+    units_by_class: dict[int, list[int]] = defaultdict(list)
     units_of: dict[int, set[int]] = defaultdict(set)
     for unit, indices in members.items():
-        waiting[classes[indices[0]]].append(unit)
+        units_by_class[classes[indices[0]]].append(unit)
         for index in indices:
             units_of[classes[index]].add(unit)
     assigned, sizes = np.full(len(classes), NEVER, dtype=np.int64), [0] * folds
-    for units_of_class in waiting.values():
+    for units_of_class in units_by_class.values():
         for unit in units_of_class:
             indices = members[unit]
             if min(len(units_of[classes[index]]) for index in indices) < 2:
                 continue
-            counts = held_in[classes[indices[0]]]
+            counts = counts_by_class[classes[indices[0]]]
             fold = min(range(folds), key=lambda fold: (counts[fold], sizes[fold]))
             sizes[fold] += len(indices)
             for index in indices:
                 assigned[index] = fold
-                held_in[classes[index]][fold] += 1
+                counts_by_class[classes[index]][fold] += 1
     images = Counter(classes)
-    for label, counts in held_in.items():  # units of several classes may have met in one fold
+    for label, counts in counts_by_class.items():  # units of several classes may have met in one fold
         if max(counts) == images[label]:
             assigned[[index for index, other in enumerate(classes) if other == label]] = NEVER
-    return _together(assigned, unit_of)
+    return _exclude_partial_units(assigned, unit_of)
 
 
-def _together(assigned: Places, units: Sequence[int]) -> Places:
-    """The folds, with every unit out of them of which one image is."""
+def _exclude_partial_units(assigned: IntArray, units: Sequence[int]) -> IntArray:
+    """The folds, where a unit with an image that is never held out is never held out."""
     never = {unit for unit, fold in zip(units, assigned.tolist(), strict=True) if fold == NEVER}
     assigned[[unit in never for unit in units]] = NEVER
     return assigned
 
 
 def feature_folds(
-    features: Tensor, labels: Tensor, folds: int, units: Places | None = None, seed: int = 0
+    features: Tensor, labels: Tensor, folds: int, units: IntArray | None = None, seed: int = 0
 ) -> Tensor:
-    """`assign_folds` of images of which features [n, E] are known; int64 [n] on the device of the labels.
+    """`assign_folds` of images with features [n, E]; int64 [n] on the device of the labels.
 
-    The order is that along a random direction. Without `units`, equal features make images copies.
+    Images are ordered along a random direction. Without `units`, images with equal features are copies.
     """
     unit = F.normalize(features.detach().double().cpu(), dim=1)
     direction = torch.randn(unit.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -101,8 +100,8 @@ def feature_folds(
     return torch.from_numpy(fold).to(labels.device)
 
 
-def equal_rows(features: Tensor) -> Places:
-    """The unit of each row [n] of features [n, E]: rows in the same direction have the same.
+def equal_rows(features: Tensor) -> IntArray:
+    """The unit of each row [n] of features [n, E]; rows with the same direction have the same unit.
 
     >>> equal_rows(torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]])).tolist()
     [0, 1, 0]
@@ -116,5 +115,6 @@ def equal_rows(features: Tensor) -> Places:
     units = np.empty(len(unit), dtype=np.int64)
     units[order.numpy()] = number.numpy()
     return np.array(
-        [first.setdefault(one, index) for index, one in enumerate(units.tolist())], dtype=np.int64
+        [first.setdefault(number_of_unit, index) for index, number_of_unit in enumerate(units.tolist())],
+        dtype=np.int64,
     )

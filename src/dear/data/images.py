@@ -1,17 +1,11 @@
-"""`ImageSet`, the common form of every data source: images with labels, classes and a prompt template.
-
-Class names are read from folders and labels (`readable`) and checked here, as are templates.
-"""
+"""`ImageSet`, the common form of every data source: images with labels, classes and a prompt template."""
 
 from __future__ import annotations
 
 import operator
 import os
-import re
-import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, overload, runtime_checkable
 
@@ -19,30 +13,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear.errors import DataError, InputError, UsageError
+from dear.errors import DataError, UsageError
 from dear.images.open import open_image
 from dear.images.views import Size, read_views
-from dear.utils.digest import of_file, of_parts
-from dear.utils.text import check_name, check_printable
 
 if TYPE_CHECKING:
     from typing import Self
 
 TEMPLATE = "a photo of a {}."
 UNLABELED = -1  #: label of an image without one, as in scikit-learn
-MAX_TEMPLATE = 1000
-_WORDNET = re.compile(r"n[0-9]{8}")
-_NUMBER = re.compile(r"[0-9]+\.(?=[^\W\d_])")  # the "001." of "001.Black_footed_Albatross"
-_CAMEL = re.compile(r"[A-Z][a-z]{2,}(?:[A-Z][a-z]+)+")
-_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
-
-
-@lru_cache(maxsize=1)
-def _natural() -> Callable[[str], Any]:
-    """A key that sorts names as people do; its library is loaded when names are sorted."""
-    from natsort import natsort_keygen, ns
-
-    return natsort_keygen(alg=ns.IGNORECASE)
 
 
 @runtime_checkable
@@ -55,11 +34,11 @@ class ImageSet(Protocol):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Readable class names; a label counts into them."""
+        """Readable class names; a label is an index into them."""
 
     @property
     def template(self) -> str:
-        """The dataset's prompt, with `{}` where the class name goes."""
+        """The dataset's prompt, with `{}` for the class name."""
 
     @property
     def labels(self) -> Tensor:
@@ -67,7 +46,7 @@ class ImageSet(Protocol):
 
     @property
     def domains(self) -> tuple[str, ...] | None:
-        """The domain of each image, where the dataset has domains."""
+        """The domain of each image; None if the dataset has no domains."""
 
     def __len__(self) -> int:
         """Number of images."""
@@ -79,18 +58,18 @@ class ImageSet(Protocol):
         """A whole image, RGB."""
 
     def key(self, index: int) -> str:
-        """A name of the image that does not change when others come or go."""
+        """A name of the image that does not depend on the other images."""
 
     def subset(self, indices: Sequence[int]) -> ImageSet:
         """The images at `indices`, in that order, with the same classes."""
 
     def select_classes(self, names: Sequence[str]) -> ImageSet:
-        """The images of some classes; labels count into `names`."""
+        """The images of some classes; labels are indices into `names`."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a dataset was opened, for `open_data`: absolute, so that it is found from anywhere."""
+    """The arguments of `open_data` for a dataset, with absolute paths."""
 
     spec: str
     root: str | None = None
@@ -99,13 +78,13 @@ class Source:
 class Rows:
     """Base of image sets that are dataclasses with one entry per image in some of their fields."""
 
-    per_image: ClassVar[tuple[str, ...]]  #: names of those fields, beside labels, domains and groups
+    per_image: ClassVar[tuple[str, ...]]  #: names of those fields, other than labels, domains and groups
     classes: tuple[str, ...]
     labels: Tensor
-    #: bool [n, C] where images have several labels; `labels` is then one of them, for draws and folds
+    #: bool [n, C] if images have several labels; `labels` then has one of them, for draws and folds
     targets: Tensor | None = None
-    texts: Mapping[str, Sequence[str]] | None = None  #: several texts per class, where the data has them
-    #: the parent of each class and of each inner node, where classes form a tree
+    texts: Mapping[str, Sequence[str]] | None = None  #: several texts per class, if the data has them
+    #: the parent of each class and of each inner node, if classes form a tree
     parents: Mapping[str, str] | None = None
 
     def __len__(self) -> int:
@@ -122,7 +101,7 @@ class Rows:
     def __getitem__(self, index: slice) -> Self: ...
 
     def __getitem__(self, index: int | slice) -> tuple[Image.Image, int] | Self:
-        """An image, RGB, and its label, `classes[label]` being its name; a slice returns a subset."""
+        """An image, RGB, and its label, an index into `classes`; a slice returns a subset."""
         if isinstance(index, slice):
             return self.subset(range(len(self))[index])
         return _item(self, index)  # type: ignore[arg-type]
@@ -151,17 +130,17 @@ class Rows:
         return replace(self.subset(chosen.tolist()), labels=renumbered, classes=names)  # type: ignore[type-var]
 
     def select_classes(self, names: Sequence[str]) -> Self:
-        """The images of some classes; labels count into `names`."""
+        """The images of some classes; labels are indices into `names`."""
         return self.select_labels(find_classes(self, names))  # type: ignore[arg-type]
 
 
 class Wrapped:
     """Base of image sets that change something of another one, `images`.
 
-    Each says itself what a part of it is: a part of the other set would lose the change.
+    Subclasses define `subset` and `select_classes`: those of the other set would lose the change.
     """
 
-    same_content: ClassVar[bool] = True  #: whether the images show what those of the other set show
+    same_content: ClassVar[bool] = True  #: whether the images are those of the other set
     images: ImageSet
 
     @property
@@ -225,19 +204,19 @@ def _item(images: ImageSet, index: int) -> tuple[Image.Image, int]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FileImages(Rows):
-    """Images that lie in files and are decoded when they are asked for."""
+    """Images in files, decoded when they are needed."""
 
     per_image: ClassVar[tuple[str, ...]] = ("paths",)
     name: str  #: of the dataset
     classes: tuple[str, ...]  #: readable names, one per label
     template: str  #: prompt with `{}`
-    root: Path  #: the folder that `paths` start from
+    root: Path  #: the folder of relative `paths`
     paths: tuple[str, ...]  #: one per image, relative to `root`, with `/`
     labels: Tensor  #: int64 [n]
     domains: tuple[str, ...] | None = None  #: one per image, or None
-    #: a value next to the class, one per image (a background, say), or None; see `values_of`
+    #: another value per image, such as its background, or None; see `values_of`
     groups: tuple[str, ...] | None = None
-    source: Source | None = None  #: where the dataset was opened; None: it was not opened by `open_data`
+    source: Source | None = None  #: None if the dataset was not opened by `open_data`
     targets: Tensor | None = None
     texts: Mapping[str, Sequence[str]] | None = None
     parents: Mapping[str, str] | None = None
@@ -254,7 +233,7 @@ class FileImages(Rows):
             raise DataError(f"{self.name}: {len(self.paths)} images but {len(self.groups)} groups")
 
     def path(self, index: int) -> Path:
-        """Where an image lies."""
+        """The file of an image."""
         return self.root / self.paths[index]
 
     def image(self, index: int) -> Image.Image:
@@ -278,15 +257,15 @@ def main_labels(targets: Tensor) -> Tensor:
     """One label [n] of each image of bool [n, C]: that of its classes with the fewest images.
 
     Draws, folds, and splits treat an image as one of that class, so that rare classes are in every part. An
-    image without a label counts as one of the most frequent class. Of classes with equally many images the
-    one whose images have fewer and rarer labels counts: the order of classes shall not matter.
+    image without a label gets the most frequent class. Among classes with the same number of images, the one
+    whose images have fewer and rarer labels is chosen, so that the order of classes does not matter.
 
     >>> main_labels(torch.tensor([[1, 1, 0], [1, 0, 0], [1, 0, 1], [0, 0, 0]]).bool())
     tensor([1, 0, 2, 0])
     """
     has = targets.long()
     counts, per_image = has.sum(dim=0), has.sum(dim=1)  # [C], [n]
-    frequency = has @ counts  # of an image's labels together, [n]
+    frequency = has @ counts  # sum over an image's labels [n]
     keys = torch.stack([counts, per_image.square() @ has, frequency @ has])  # [3, C]
     rank = keys.unique(dim=1, return_inverse=True)[1]  # of each class, in lexical order
     labels = torch.where(targets, rank, len(rank)).argmin(dim=1)
@@ -300,7 +279,7 @@ def targets_of(images: ImageSet) -> Tensor | None:
 
 
 def label_text(images: ImageSet, index: int, separator: str = ", ") -> str:
-    """The class of an image, or its several classes; "none" for an image without one."""
+    """The class or classes of an image; "none" for an image without one."""
     targets = targets_of(images)
     if targets is None:
         return images.classes[int(images.labels[index])]
@@ -338,14 +317,14 @@ def find_classes(images: ImageSet, names: Sequence[str]) -> list[int]:
             raise DataError(f"{images.name}: has no class {name!r}; its classes start with {some}")
         if len(matches) > 1:
             raise DataError(
-                f"{images.name}: {len(matches)} classes are called {name!r}; choose them by label"
+                f"{images.name}: {len(matches)} classes have the name {name!r}; choose them by label"
             )
         labels.append(matches[0])
     return labels
 
 
 def renumber(labels: Tensor, wanted: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Which images have a wanted label, and that label's place among the wanted.
+    """Indices of the images with a label in `wanted`, and the positions of their labels in it.
 
     >>> renumber(torch.tensor([4, 2, 4, 7]), [7, 4])
     (tensor([0, 2, 3]), tensor([1, 1, 0]))
@@ -367,8 +346,8 @@ def select_domains(images: ImageSet, names: Iterable[str]) -> ImageSet:
     return images.subset([index for index, domain in enumerate(domains) if domain in wanted])
 
 
-def even_places(total: int, count: int) -> list[int]:
-    """At most `count` of `total` places, spread evenly.
+def evenly_spaced(total: int, count: int) -> list[int]:
+    """At most `count` of `total` indices, evenly spaced.
 
     >>> even_places(10, 4), even_places(3, 4)
     ([0, 2, 5, 7], [0, 1, 2])
@@ -378,23 +357,12 @@ def even_places(total: int, count: int) -> list[int]:
 
 
 def even_subset(images: ImageSet, count: int) -> ImageSet:
-    """At most `count` images, spread evenly over the set."""
-    return images if len(images) <= count else images.subset(even_places(len(images), count))
-
-
-def source_of(images: ImageSet, index: int) -> ImageLike:
-    """An image as a reader takes it fastest: its file where it has one."""
-    match images:
-        case FileImages():
-            return images.path(index)
-        case ListedImages():
-            return images.items[index]
-    cell = getattr(images, "cell", None)
-    return images.image(index) if cell is None else cell(index)
+    """At most `count` images, evenly spaced over the set."""
+    return images if len(images) <= count else images.subset(evenly_spaced(len(images), count))
 
 
 def values_of(images: ImageSet) -> tuple[str, ...] | None:
-    """The value that each image has beside its class: its group where the set has groups, else its domain.
+    """The value of each image besides its class: its group if the set has groups, else its domain.
 
     >>> from dear.data.world_images import world_task
     >>> values_of(world_task("shortcut-place", "train"))[:2]
@@ -405,7 +373,7 @@ def values_of(images: ImageSet) -> tuple[str, ...] | None:
 
 
 def group_names(images: ImageSet) -> tuple[str, ...] | None:
-    """The group of each image, class and value; None where no values are known.
+    """The group of each image, class and value; None if no values are known.
 
     >>> from dear.data.world_images import world_task
     >>> group_names(world_task("shortcut-place", "train"))[0]
@@ -418,134 +386,12 @@ def group_names(images: ImageSet) -> tuple[str, ...] | None:
     return tuple(f"{images.classes[label]}, {value}" for label, value in zip(labels, values, strict=True))
 
 
-def content_digest(images: ImageSet, index: int) -> bytes:
-    """Hash of what an image shows: of the file's bytes, or of the pixels of an image in memory.
-
-    A file that cannot be read has the digest of its error's kind: it is no image of anything.
-    """
-    digest = stored_digest(images, index)
-    if digest is not None:
-        return digest
-    image = images.image(index)
-    return of_parts(f"{image.mode} {image.size}", image.tobytes())
-
-
-def stored_digest(images: ImageSet, index: int) -> bytes | None:
-    """Hash of the bytes that an image is stored in: a file, a box of a file, a cell; None: only in memory."""
-    while isinstance(images, Wrapped) and images.same_content:
-        images = images.images
-    match images:
-        case FileImages():
-            return file_digest(images.path(index))
-        case ListedImages():
-            item = images.items[index]
-            return file_digest(item) if isinstance(item, str | os.PathLike) else None
-    digest: Callable[[int], bytes | None] | None = getattr(images, "digest", None)
-    return None if digest is None else digest(index)
-
-
-def file_digest(path: str | os.PathLike[str]) -> bytes:
-    """Hash of a file's bytes; of a file that cannot be read, of its error's kind."""
-    try:
-        state = os.stat(path)
-        return _file_digest(os.path.abspath(path), (state.st_size, state.st_mtime_ns, state.st_ctime_ns))
-    except OSError as error:
-        return of_parts(type(error).__name__)
-
-
-@lru_cache(maxsize=1 << 17)
-def _file_digest(path: str, state: tuple[int, ...]) -> bytes:
-    """Hash of a file's bytes; its state (size and times of change) says when to read it again."""
-    return of_file(path)
-
-
-def readable(raw: str) -> str:
-    """A readable class name from the name of a folder or a label.
-
-    Underscores become spaces; a leading "001." goes; a name that is all CamelCase is parted ("SeaLake" is
-    "Sea Lake", but "McDonald" stays); WordNet ids stay as they are. Case is kept: the tokenizer ignores it.
-
-    >>> readable("golden_retriever"), readable("SeaLake"), readable("n01440764")
-    ('golden retriever', 'Sea Lake', 'n01440764')
-    >>> readable("001.Black_footed_Albatross")
-    'Black footed Albatross'
-    """
-    check_name(raw)
-    name = unicodedata.normalize("NFC", raw).strip()
-    if _WORDNET.fullmatch(name):
-        return name
-    name = _NUMBER.sub("", name, count=1) if _NUMBER.match(name) else name
-    if _CAMEL.fullmatch(name):
-        name = _HUMP.sub(" ", name)
-    name = spaced(name)
-    if not name:
-        raise InputError(f"the class name {raw!r} has nothing to read; rename it")
-    return name
-
-
-def spaced(name: str) -> str:
-    """A published class name as the field reads it: underscores are spaces, nothing else changes.
-
-    >>> spaced("american_pit_bull_terrier")
-    'american pit bull terrier'
-    """
-    return " ".join(name.replace("_", " ").split())
-
-
-def check_template(template: str) -> str:
-    """Check that a prompt template has exactly one `{}` and no other braces, and return it.
-
-    >>> check_template("a photo of a {}, a type of pet.")
-    'a photo of a {}, a type of pet.'
-    """
-    if len(template) > MAX_TEMPLATE:
-        raise InputError(f"the template {template[:40]!r}… is too long; at most {MAX_TEMPLATE} characters")
-    check_printable(template, "template")
-    count = template.count("{}")
-    if count != 1:
-        raise InputError(
-            f"the template {template!r} must hold {{}} once, where the class name goes, not {count} times"
-        )
-    if re.search(r"[{}]", template.replace("{}", "")):
-        raise InputError(f"the template {template!r} holds a brace beside its {{}}; leave only {{}}")
-    return template
-
-
-def check_classes(raw: Sequence[str], names: Sequence[str], where: str) -> tuple[str, ...]:
-    """Check that no two class names read the same, and return the names.
-
-    Args:
-        raw: what the data calls its classes (folders, labels), for messages.
-        names: their readings.
-        where: the dataset, for messages.
-    """
-    seen: dict[str, str] = {}
-    for original, name in zip(raw, names, strict=True):
-        reading = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
-        if reading in seen:
-            raise DataError(
-                f"{where}: the classes {seen[reading]!r} and {original!r} both read {name!r}; "
-                f"rename or merge them"
-            )
-        seen[reading] = original
-    return tuple(names)
-
-
-def natural_key(text: str) -> tuple[object, ...]:
-    """Key for natural sorting: case does not matter, "img2" comes before "img10", different texts never tie.
-
-    >>> sorted(["b10", "B2", "a"], key=natural_key)
-    ['a', 'B2', 'b10']
-    """
-    return (_natural()(text), text)
-
-
 ImageLike = str | os.PathLike[str] | bytes | Image.Image
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ListedImages(Rows):
-    """An image set made of files (or Pillow images) and labels in lists."""
+    """An image set of files (or Pillow images) and labels in lists."""
 
     per_image: ClassVar[tuple[str, ...]] = ("items",)
     items: tuple[ImageLike, ...]  #: files, bytes of files, or Pillow images
@@ -554,7 +400,7 @@ class ListedImages(Rows):
     template: str = TEMPLATE  #: prompt with `{}`
     name: str = "images"
     domains: tuple[str, ...] | None = None
-    groups: tuple[str, ...] | None = None  #: a value beside the class, one per image, or None
+    groups: tuple[str, ...] | None = None  #: another value per image, or None
     targets: Tensor | None = None
     texts: Mapping[str, Sequence[str]] | None = None
     parents: Mapping[str, str] | None = None
@@ -568,7 +414,7 @@ class ListedImages(Rows):
         return read_views([self.items[int(index)] for index in indices], size)
 
     def key(self, index: int) -> str:
-        """The file's path as given; the place in the list for an image in memory."""
+        """The path of a file, unchanged; the position in the list for an image in memory."""
         item = self.items[index]
         return Path(item).as_posix() if isinstance(item, str | os.PathLike) else f"item {index}"
 

@@ -27,36 +27,36 @@ def is_frame(data: object) -> bool:
 def as_images(X: Any) -> tuple[ImageLike, ...]:
     """A tuple of files and Pillow images.
 
-    X holds files, bytes of image files, Pillow images, arrays, or tensors in any sequence; or is a pandas or
-    polars frame with a column `path` or `image`, one Pillow image, one image's bytes, one array, or a batch
+    X is a sequence of files, bytes of image files, Pillow images, arrays, or tensors; a pandas or polars
+    frame with a column `path` or `image`; one Pillow image, the bytes of one, one array, or a batch
     [n, H, W, 3] or [n, 3, H, W].
 
     Raises:
         InputError: names the first item that is not an image.
     """
     if isinstance(X, str | os.PathLike):
-        raise InputError(f"images must come in a list: [{os.fspath(X)!r}] instead of {os.fspath(X)!r}")
+        raise InputError(f"images must be a list, got {os.fspath(X)!r}; use [{os.fspath(X)!r}]")
     if is_frame(X):
         column = next((name for name in ("path", "image") if name in X.columns), None)
         if column is None:
             raise InputError(
-                f"a frame of images needs a column path or image, got {', '.join(map(str, X.columns))}"
+                f"a frame of images must have a column path or image, got {', '.join(map(str, X.columns))}"
             )
         X = X[column]
     if isinstance(X, Image.Image | bytes | bytearray):
-        return (_one(X, 0),)
+        return (_as_image(X, 0),)
     numeric = isinstance(X, Tensor) or (isinstance(X, np.ndarray) and X.dtype.kind in "biuf")
     if numeric and X.ndim in (2, 3):
         return (from_array(X, "the image"),)
     try:
         items = list(X)
     except TypeError:
-        raise InputError(f"images must come in a list, got {type(X).__name__}") from None
-    return tuple(_one(item, place) for place, item in enumerate(items))
+        raise InputError(f"images must be a list, got {type(X).__name__}") from None
+    return tuple(_as_image(item, index) for index, item in enumerate(items))
 
 
 def find_inputs(images: Any) -> Any:
-    """Images to predict: the files of a path, a folder, a pattern, or a list of these; a set as it is.
+    """Images to predict: the files of a path, a folder, a pattern, or a list of these; a set is returned.
 
     Returns:
         An image set, or a sequence of files and Pillow images.
@@ -69,45 +69,45 @@ def find_inputs(images: Any) -> Any:
     return items
 
 
-def _one(item: Any, place: int) -> ImageLike:
+def _as_image(item: Any, index: int) -> ImageLike:
     if isinstance(item, Image.Image | str | os.PathLike):
         return item
     if isinstance(item, bytes | bytearray | memoryview):
         try:
             return open_image(bytes(item))
         except InputError as error:
-            raise InputError(f"image {place}: {error}") from None
+            raise InputError(f"image {index}: {error}") from None
     if isinstance(item, np.ndarray | Tensor):
-        return from_array(item, f"image {place}")
+        return from_array(item, f"image {index}")
     raise InputError(
-        f"image {place} must be a file, bytes, a Pillow image, an array, or a tensor, got "
+        f"image {index} must be a file, bytes, a Pillow image, an array, or a tensor, got "
         f"{type(item).__name__}"
     )
 
 
 def check_labels(y: Any, count: int) -> np.ndarray[Any, Any]:
-    """Labels as an array, one per image; missing labels and labels of several kinds are refused.
+    """Labels as an array, one per image; missing labels and labels of several types are refused.
 
     Raises:
-        InputError: names the first label that is missing, or the kinds.
+        InputError: names the first missing label, or the types.
     """
-    values = y.tolist() if hasattr(y, "tolist") else list(y)  # before NumPy makes text of all of them
+    values = y.tolist() if hasattr(y, "tolist") else list(y)  # before NumPy converts all of them to text
     missing = missing_labels(values)
     if missing:
-        raise InputError(f"label {missing[0]} is missing; give every image a label or leave it out")
+        raise InputError(f"label {missing[0]} is missing; add it, or leave out the image")
     kinds = {_label_kind(label) for label in values}
     if len(kinds) > 1:
-        raise InputError(f"labels are of several kinds ({', '.join(sorted(kinds))}); use one")
+        raise InputError(f"labels must have one type, got {', '.join(sorted(kinds))}")
     try:
         labels = np.array(values)
     except ValueError:
-        raise InputError("labels must be a list with one label per image; got nested lists") from None
+        raise InputError("labels must be a list with one label per image, got nested lists") from None
     if labels.ndim != 1:
         raise InputError(
-            f"labels must be a list with one label per image; got the shape {list(labels.shape)}"
+            f"labels must be a list with one label per image, got the shape {list(labels.shape)}"
         )
     if len(labels) != count:
-        raise InputError(f"{count} images but {len(labels)} labels; give one label per image")
+        raise InputError(f"labels must be {count}, one per image, got {len(labels)}")
     return labels
 
 
@@ -115,7 +115,7 @@ def as_indicators(y: Any) -> np.ndarray[Any, Any] | None:
     """An indicator matrix as bool [n, C]; None where y is no matrix.
 
     Raises:
-        InputError: the matrix holds other numbers than 0 and 1, or only one column.
+        InputError: the matrix contains other numbers than 0 and 1, or has one column.
 
     >>> as_indicators([[1, 0], [1, 1]]).tolist(), as_indicators(["cat", "dog"])
     ([[True, False], [True, True]], None)
@@ -139,16 +139,16 @@ def as_indicators(y: Any) -> np.ndarray[Any, Any] | None:
 
 
 def missing_labels(labels: Sequence[Any]) -> list[int]:
-    """Places of labels that are None, NaN, or a table's mark for a missing value.
+    """Indices of labels that are None, NaN, or another mark of a missing value.
 
     >>> missing_labels(["cat", None, "dog", float("nan")])
     [1, 3]
     """
-    return [place for place, label in enumerate(labels) if _is_missing(label)]
+    return [index for index, label in enumerate(labels) if _is_missing(label)]
 
 
-def unlabeled_places(labels: Any) -> list[int]:
-    """Places of images without a label: None among names, -1 among whole numbers.
+def unlabeled_indices(labels: Any) -> list[int]:
+    """Indices of images without a label: None among names, -1 among whole numbers.
 
     >>> unlabeled_places(["cat", None]), unlabeled_places([3, -1]), unlabeled_places(["cat", "-1"])
     ([1], [1], [])
@@ -156,7 +156,7 @@ def unlabeled_places(labels: Any) -> list[int]:
     values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     present = [label for label in values if label is not None]
     whole = all(isinstance(label, int | np.integer) and not isinstance(label, bool) for label in present)
-    return [place for place, label in enumerate(values) if label is None or (whole and label == -1)]
+    return [index for index, label in enumerate(values) if label is None or (whole and label == -1)]
 
 
 def _is_missing(label: Any) -> bool:
@@ -169,7 +169,7 @@ def _is_missing(label: Any) -> bool:
 
 
 def _label_kind(label: Any) -> str:
-    """The kind of a label: whole and decimal numbers are one kind, texts and truth values others."""
+    """The type of a label: "number" for whole and decimal numbers, "str", "bool", or another."""
     if isinstance(label, bool | np.bool_):
         return "bool"
     if isinstance(label, str):
@@ -177,28 +177,26 @@ def _label_kind(label: Any) -> str:
     return "number" if isinstance(label, int | float | np.number) else type(label).__name__
 
 
-def named(labels: Sequence[Any], names: Any) -> tuple[str, ...]:
-    """The words for the different labels, sorted: the labels themselves as text, or `names`.
+def label_names(labels: Sequence[Any], names: Any) -> tuple[str, ...]:
+    """The names of sorted labels: the labels as text, or those in `names`.
 
-    These are a mapping from label to name, or names in the order of the labels.
+    `names` is a mapping from label to name, or names in the order of the labels.
     """
     if names is None:
         return tuple(str(label) for label in labels)
     if not hasattr(names, "keys"):
         if len(names) != len(labels):
-            raise InputError(
-                f"{len(labels)} different labels but {len(names)} class names; give one for each"
-            )
+            raise InputError(f"class_names must be {len(labels)}, one per label, got {len(names)}")
         words = [str(name) for name in names]
     else:
         missing = [label for label in labels if label not in names]
         if missing:
-            raise InputError(f"class_names has no name for the label {missing[0]!r}")
+            raise InputError(f"class_names must have a name for each label, but has none for {missing[0]!r}")
         words = [str(names[label]) for label in labels]
-    for place, word in enumerate(words):
-        if words.index(word) < place:
+    for index, word in enumerate(words):
+        if words.index(word) < index:
             raise InputError(
-                f"the labels {labels[words.index(word)]!r} and {labels[place]!r} are both named {word!r}; "
+                f"the labels {labels[words.index(word)]!r} and {labels[index]!r} are both named {word!r}; "
                 "rename one or merge them"
             )
     return tuple(words)

@@ -6,11 +6,11 @@
 - `aircraft`: lists of `image class` by split, classes in `variants.txt`;
 - `domains`: `domain/class/image`; no split is published, a fifth of each class of each domain is held out;
 - `waterbirds` (Sagawa et al., ICLR 2020): `metadata.csv` with `img_filename`, `y` (0 landbird, 1 waterbird),
-  `split` (0 train, 1 val, 2 test) and `place` (0 land, 1 water), images beside it;
+  `split` (0 train, 1 val, 2 test) and `place` (0 land, 1 water), images next to it;
 - `celeba` (Liu et al., ICCV 2015): `list_attr_celeba` and `list_eval_partition`, as the authors' `.txt`
-  or the later `.csv`, images in `img_align_celeba`; the class is Blond_Hair, the value beside it Male.
+  or the later `.csv`, images in `img_align_celeba`; the class is Blond_Hair, the group Male.
 
-Underscores in class names are read as spaces, and nothing else is changed, as the field does.
+Underscores in class names become spaces, as in CoOp's code; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dear.data.images import spaced
+from dear.data.names import underscores_to_spaces
 from dear.data.paths import Inside, read_list
 from dear.errors import DataError, DearError
 from dear.images.views import image_paths
@@ -35,19 +35,19 @@ _SPLITS = {"0": "train", "1": "val", "2": "test"}
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Where a benchmark lies and how it is read."""
+    """The folder of a benchmark and how it is read."""
 
     name: str  #: as papers call it
     kind: str  #: how it is read; see the module
     folder: str  #: its folder under the data root
     template: str  #: its prompt (supplement, Table 4)
-    classes: int  #: how many it has
+    classes: int  #: number of classes
     images: str = ""  #: the folder of images in `folder`
     split: str = ""  #: the split file in `folder`
-    folders: str = ""  #: what class folders are called, "wordnet" or "numbers"
+    folders: str = ""  #: names of class folders, "wordnet" or "numbers"
     subset: bool = False  #: only some of ImageNet's classes, those with a folder
     domains: tuple[str, ...] = ()  #: its domains
-    source: tuple[str, ...] = ()  #: where the field gets it
+    source: tuple[str, ...] = ()  #: where to download it
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Listing:
 
 
 def _read_split(benchmark: Benchmark, home: Path) -> Listing:
-    """`split_zhou_*.json`; labels are renumbered by their order, in case classes were cut out."""
+    """`split_zhou_*.json`; labels are renumbered in their order, in case classes were removed."""
     file = home / benchmark.split
     try:
         table = read_json(file, "split file")
@@ -84,8 +84,8 @@ def _read_split(benchmark: Benchmark, home: Path) -> Listing:
                     f"{file}, {split} row {number}: label {label} is {names[label]!r} and {name!r}"
                 )
             splits[split].append((inside.check(path, f"{file}, {split} row {number}"), label))
-    order = {label: place for place, label in enumerate(sorted(names))}
-    classes = tuple(spaced(names[label]) for label in order)
+    order = {label: number for number, label in enumerate(sorted(names))}
+    classes = tuple(underscores_to_spaces(names[label]) for label in order)
     return Listing(
         inside.root, classes, {key: [(path, order[x]) for path, x in rows] for key, rows in splits.items()}
     )
@@ -123,14 +123,14 @@ def _read_imagenet_test(benchmark: Benchmark, home: Path) -> Listing:
 
 def _classnames(home: Path) -> dict[str, str]:
     """Class names by WordNet id, in order of the ids; ImageNet's own file serves its variants too."""
-    places = [home / "classnames.txt", home.parent / "imagenet" / "classnames.txt"]
-    file = next((place for place in places if place.is_file()), places[0])
+    candidates = [home / "classnames.txt", home.parent / "imagenet" / "classnames.txt"]
+    file = next((candidate for candidate in candidates if candidate.is_file()), candidates[0])
     names = {}
     for number, line in enumerate(_lines(file), 1):
         wordnet, _, name = line.partition(" ")
         if not name:
             raise DataError(f"{file}, line {number}: is not a WordNet id and a name")
-        names[wordnet] = spaced(name)
+        names[wordnet] = underscores_to_spaces(name)
     return dict(sorted(names.items()))
 
 
@@ -164,7 +164,7 @@ def _read_aircraft(benchmark: Benchmark, home: Path) -> Listing:
                 raise DataError(f"{file}, line {line_number}: {name!r} is not in variants.txt")
             path = inside.check(f"{image}.jpg", f"{file}, line {line_number}")
             splits[split].append((path, number[name]))
-    return Listing(inside.root, tuple(spaced(name) for name in variants), splits)
+    return Listing(inside.root, tuple(underscores_to_spaces(name) for name in variants), splits)
 
 
 def _read_domains(benchmark: Benchmark, home: Path) -> Listing:
@@ -180,7 +180,7 @@ def _read_domains(benchmark: Benchmark, home: Path) -> Listing:
                 key = f"{domain}/{name}/{path}"
                 domains[key] = domain
                 rows.append((key, classes.index(name)))
-    return Listing(home, tuple(spaced(name) for name in classes), {"all": rows}, domains)
+    return Listing(home, tuple(underscores_to_spaces(name) for name in classes), {"all": rows}, domains)
 
 
 def _folders(folder: Path) -> Iterable[str]:
@@ -198,38 +198,36 @@ def _read_waterbirds(benchmark: Benchmark, home: Path) -> Listing:
     """Waterbirds: landbirds and waterbirds, in groups by background (land or water)."""
     file = home / "metadata.csv"
     rows = _table(file, ("img_filename", "y", "split", "place"))
-    birds, places = {"0": 0, "1": 1}, {"0": "land", "1": "water"}
-    picked = ((where, r["img_filename"], birds.get(r["y"]), _SPLITS.get(r["split"]), places.get(r["place"]))
+    birds, grounds = {"0": 0, "1": 1}, {"0": "land", "1": "water"}
+    listed = ((where, r["img_filename"], birds.get(r["y"]), _SPLITS.get(r["split"]), grounds.get(r["place"]))
               for where, r in rows)  # fmt: skip
-    return _collect(home, ("landbird", "waterbird"), picked)
+    return _collect(home, ("landbird", "waterbird"), listed)
 
 
 def _read_celeba(benchmark: Benchmark, home: Path) -> Listing:
     """CelebA: blond hair or not, in groups by sex."""
     split_of = {
         row["image_id"]: row["partition"]
-        for _, row in _either(home, "list_eval_partition", ("image_id", "partition"))
+        for _, row in _celeba_rows(home, "list_eval_partition", ("image_id", "partition"))
     }
     blond, sex = {"-1": 0, "1": 1}, {"-1": "female", "1": "male"}
-    rows = _either(home, "list_attr_celeba", ("image_id", "Blond_Hair", "Male"))
-    picked = ((where, r["image_id"], blond.get(r["Blond_Hair"]), _SPLITS.get(split_of.get(r["image_id"], "")),
+    rows = _celeba_rows(home, "list_attr_celeba", ("image_id", "Blond_Hair", "Male"))
+    listed = ((where, r["image_id"], blond.get(r["Blond_Hair"]), _SPLITS.get(split_of.get(r["image_id"], "")),
                sex.get(r["Male"])) for where, r in rows)  # fmt: skip
-    return _collect(home / benchmark.images, ("person without blond hair", "person with blond hair"), picked)
+    return _collect(home / benchmark.images, ("person without blond hair", "person with blond hair"), listed)
 
 
-Picked = tuple[str, str, int | None, str | None, str | None]
+ListedImage = tuple[str, str, int | None, str | None, str | None]
 
 
-def _collect(root: Path, classes: tuple[str, ...], rows: Iterable[Picked]) -> Listing:
+def _collect(root: Path, classes: tuple[str, ...], rows: Iterable[ListedImage]) -> Listing:
     """Rows of (where, path, label, split, value), all known, by split."""
     inside = Inside(root)
     splits: dict[str, list[tuple[str, int]]] = {name: [] for name in _SPLITS.values()}
     groups: dict[str, str] = {}
     for where, name, label, split, value in rows:
         if label is None or split is None or value is None:
-            raise DataError(
-                f"{where}: the class, the split or the group of {name!r} is none of those published"
-            )
+            raise DataError(f"{where}: the class, split or group of {name!r} is unknown")
         path = inside.check(name, where)
         if path in groups:
             raise DataError(f"{where}: the image {path!r} is listed twice")
@@ -254,7 +252,7 @@ def _table(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[
         raise DataError(f"{file}, line {reader.line_num}: is not valid CSV ({error})") from error
 
 
-def _either(home: Path, name: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, str]]]:
+def _celeba_rows(home: Path, name: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, str]]]:
     """The lines of a CelebA list: `.csv` where it is there, else the authors' `.txt`."""
     if (home / f"{name}.csv").is_file():
         yield from _table(home / f"{name}.csv", columns)

@@ -8,16 +8,15 @@ photos/golden_retriever/1.jpg        photos/train/golden_retriever/1.jpg
 photos/tabby_cat/2.jpg               photos/test/golden_retriever/2.jpg
 ```
 
-A class is a folder; images at any depth below it are its own. Classes are in natural order of their folder
-names; a folder without images is no class, and images in `unlabeled/` have no label
-(`dear.data.unlabeled`). Hidden files, what operating systems leave behind (`__MACOSX`,
-`Thumbs.db`, `.DS_Store`), links to folders inside a class, and files that do not end like images are ignored.
-Where there are no split folders, a fifth of each class is held out for testing by the hash of the path
-(`dear.data.shots`). A split folder that is named itself (`photos/val`) is the folder that is used, for
+A class is a folder, with images at any depth. Classes are in natural order of their folder names; a folder
+without images is not a class, and images in `unlabeled/` have no label (`dear.data.unlabeled`). Hidden
+files, files of operating systems (`__MACOSX`, `Thumbs.db`, `.DS_Store`), links to folders inside a class,
+and files without the ending of an image are ignored. Without split folders, a fifth of each class is held out for
+testing by the hash of the path (`dear.data.shots`). If `spec` is a split folder (`photos/val`), it is used for
 training and for testing; the images held out of a training on it are those of another split folder.
 
-Benchmarks lie in their usual folders: CoOp's fifteen, DomainBed's five, two with known groups. Where each
-lies, its split file, template and class count are data (`benchmarks.json`); `dear.data.layouts` reads them.
+Benchmarks have their usual folders: CoOp's fifteen, DomainBed's five, two with known groups. Folder, split
+file, template and class count of each are in `benchmarks.json`; `dear.data.layouts` reads the images.
 """
 
 from __future__ import annotations
@@ -30,20 +29,13 @@ from typing import Any
 
 import torch
 
-from dear.data.images import (
-    TEMPLATE,
-    FileImages,
-    ImageSet,
-    Source,
-    check_classes,
-    check_template,
-    natural_key,
-    readable,
-)
+from dear.data.images import TEMPLATE, FileImages, ImageSet, Source
 from dear.data.layouts import COOP, READERS, Benchmark, Listing
+from dear.data.names import check_classes, check_template, natural_key, readable
+from dear.data.records import KINDS
 from dear.data.shots import pick_split
 from dear.data.stored import BoxedImages, CellImages, DatasetCells
-from dear.data.table import KINDS, open_table
+from dear.data.table import open_table
 from dear.data.tars import is_tar, open_tars
 from dear.errors import DataError, InputError, UsageError, reason_of
 from dear.images.views import image_paths, is_image_name, is_user_file
@@ -56,8 +48,8 @@ WORLD = "world:"
 HUB = "hf://datasets/"
 UNLABELED_FOLDER = "unlabeled"  #: next to class folders; its images have no label (`dear.data.unlabeled`)
 DOMAINBED = "python -m domainbed.scripts.download (https://github.com/facebookresearch/DomainBed)"
-HELD_OUT_SPLIT = "held-out"  #: the split of images that a training on the same name does not use
-# What folders may be called, by the split they hold.
+HELD_OUT_SPLIT = "held-out"  #: the images that a training on the same data does not use
+# Names of split folders by split.
 SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "val": ("val", "valid", "validation")}
 
 
@@ -76,8 +68,8 @@ def open_data(
             `hf://datasets/owner/name` or a saved `datasets` folder; a WebDataset tar or a folder of them; a
             benchmark's name (with `root`); or `world:NAME`.
         split: "train", "test", "val" where there is one, or "all"; "held-out": the test images of a training
-            on `spec`. A split folder that is named itself (`photos/val`) is used for "train" and "test".
-        root: the folder that holds the benchmarks; for a table, the folder its paths start from.
+            on `spec`. A split folder (`photos/val`) is used for "train" and "test".
+        root: the folder of the benchmarks; for a table, the folder of its relative paths.
         template: prompt with `{}`, instead of the dataset's own.
         name: of the dataset, instead of its own (few-shot draws depend on it).
         margin: added to every box of a table on each side, as a fraction of the box, 0 to 10.
@@ -112,25 +104,25 @@ def open_data(
     else:
         images = open_table(path, split, template=template, name=name, root=root, margin=margin)
     if margin and not isinstance(images, BoxedImages):
-        raise UsageError(f"{text}: has no boxes (x, y, width, height), so margin = {margin} has no effect")
+        raise UsageError(f"{text}: margin = {margin} needs boxes (x, y, width, height); leave it out")
     base = None if root is None else os.path.abspath(root)
     opened: ImageSet = replace(images, source=Source(os.path.abspath(path), base))
     return opened
 
 
 def named_split(spec: str | os.PathLike[str]) -> str | None:
-    """The split of a folder that is one of several split folders (`photos/val`); None for all other data."""
+    """The split of a folder next to other split folders (`photos/val`); None for all other data."""
     path = Path(spec).expanduser()
     return _split_of(path.resolve().name) if os.path.isdir(path) and _is_split(path.resolve()) else None
 
 
 def default_split(spec: str, split: str) -> str:
-    """The split to open where no labels are used: all of a folder that is a split itself (`photos/val`)."""
+    """The split to open if no labels are used: all images of a split folder (`photos/val`)."""
     return split if named_split(spec) is None else "all"
 
 
 def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> None:
-    """Refuse a path or name that is no dataset, before anything is read."""
+    """Raise an error for a path or name that is not a dataset; nothing is read."""
     text = os.fspath(spec)
     if text.startswith(WORLD):
         from dear.world.tasks import find_task
@@ -154,11 +146,12 @@ def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None
         )
     if os.path.exists(path):
         raise DataError(f"{path}: must be a folder or a table ({', '.join(KINDS)})")
-    near = difflib.get_close_matches(text.casefold(), [known.casefold() for known in BENCHMARKS], 1)
-    hint = next(
-        (f"; did you mean {known}?" for known in BENCHMARKS if near and known.casefold() == near[0]), ""
+    near = difflib.get_close_matches(text.casefold(), [name.casefold() for name in BENCHMARKS], 1)
+    suggestion = next(
+        (f"; did you mean {name}?" for name in BENCHMARKS if near and name.casefold() == near[0]),
+        "",
     )
-    raise DataError(f"{text[:200]}: no such folder, table or dataset{hint}")
+    raise DataError(f"{text[:200]}: no such folder, table or dataset{suggestion}")
 
 
 def _is_saved_dataset(path: Path) -> bool:
@@ -177,7 +170,7 @@ def _open_dataset(text: str, split: str, template: str | None, name: str | None)
         loaded: Any = (
             datasets.load_dataset(repository) if text.startswith(HUB) else datasets.load_from_disk(text)
         )
-    except Exception as error:  # of many kinds: network, missing files, scripts that are not run
+    except Exception as error:  # network, missing files, scripts that are not executed
         raise DataError(f"{text}: cannot be loaded ({reason_of(error)})") from None
     parts = loaded if hasattr(loaded, "keys") else {"all": loaded}
     chosen = next((key for key in (split, *SPLITS.get(split, ())) if key in parts), None)
@@ -214,7 +207,7 @@ def _open_dataset(text: str, split: str, template: str | None, name: str | None)
 
 
 def _open_world(spec: str, split: str, template: str | None) -> ImageSet:
-    """A task of the attribute world, with its own template unless another is asked for."""
+    """A task of the attribute world, with its template or another."""
     from dear.data.world_images import world_task
 
     task = world_task(spec.removeprefix(WORLD), split)
@@ -222,7 +215,7 @@ def _open_world(spec: str, split: str, template: str | None) -> ImageSet:
 
 
 def list_datasets() -> tuple[str, ...]:
-    """Names of all datasets that are known by name: the benchmarks, and the tasks of the attribute world."""
+    """Names of all known datasets: benchmarks and tasks of the attribute world."""
     from dear import world
 
     return (*BENCHMARKS, *(f"{WORLD}{name}" for name in (*world.list_tasks(), *world.list_shortcuts())))
@@ -249,7 +242,10 @@ def find_benchmark(name: str) -> Benchmark | None:
     >>> find_benchmark("oxfordpets").folder
     'oxford_pets'
     """
-    return next((known for known in BENCHMARKS.values() if known.name.casefold() == name.casefold()), None)
+    return next(
+        (benchmark for benchmark in BENCHMARKS.values() if benchmark.name.casefold() == name.casefold()),
+        None,
+    )
 
 
 def open_benchmark(
@@ -260,12 +256,12 @@ def open_benchmark(
     Args:
         name: one of `BENCHMARKS`.
         split: "train", "val" or "test" as published, or "all".
-        root: the folder that holds the benchmark's folder.
-        template: instead of the benchmark's own.
+        root: the parent of the benchmark's folder.
+        template: prompt with `{}`; None: the benchmark's.
     """
     benchmark = find_benchmark(name)
     if benchmark is None:
-        raise UsageError(f"{name}: no such benchmark; there are {', '.join(BENCHMARKS)}")
+        raise UsageError(f"{name}: unknown benchmark; choose from {', '.join(BENCHMARKS)}")
     listing = list_benchmark(benchmark, Path(root))
     rows = _pick(benchmark, listing, split)
     domains = listing.domains
@@ -300,7 +296,7 @@ def list_benchmark(benchmark: Benchmark, root: Path) -> Listing:
     """Read the benchmark's lists of images, whether or not the images are there."""
     home = root / benchmark.folder
     if not home.is_dir():
-        raise DataError(f"{home}: no such folder; {benchmark.name} must lie there", hint="data-check")
+        raise DataError(f"{home}: no such folder; put {benchmark.name} there", hint="data-check")
     listing = READERS[benchmark.kind](benchmark, home)
     try:
         for name in listing.classes:
@@ -320,33 +316,33 @@ def open_folder(
 
     Args:
         root: the folder.
-        split: "train", "test", "val", or "all". Where there is a `val/` but no `test/`, that is tested on.
+        split: "train", "test", "val", or "all"; "test" is `val/` if there is no `test/`.
         template: prompt with `{}` (default "a photo of a {}.").
         name: of the dataset (default: the folder's name).
 
-    All splits have the same classes: those of all split folders together. Class folders without images are
-    named in a warning of the logger "dear".
+    All splits have the classes of all split folders. A warning of the logger "dear" names class folders
+    without images.
     """
     root = Path(root)
     if not root.is_dir():
         raise DataError(f"{root}: is not a folder")
-    known = named_split(root)
-    if split == "val" and known not in (None, "val"):
-        raise DataError(f"{root}: holds the {known} images; name the folder with the val images")
-    name = name or (root.resolve() if known is None else root.resolve().parent).name
+    split_of_root = named_split(root)
+    if split == "val" and split_of_root not in (None, "val"):
+        raise DataError(f"{root}: contains the {split_of_root} images; pass the folder with the val images")
+    name = name or (root.resolve() if split_of_root is None else root.resolve().parent).name
     groups = _split_folders(root)
     by_split = {key: _classes(folder) for key, folder in (groups or {"": root}).items()}
     if not any(by_split.values()):
         raise DataError(
-            f"{root}: holds no class folders; put the images of each class in a folder of its name"
+            f"{root}: contains no class folders; put the images of each class in a folder with its name"
         )
-    folders = _with_images(root, groups, by_split)
+    folders = _class_folders(root, groups, by_split)
     try:
         classes = check_classes(folders, [readable(folder) for folder in folders], str(root))
     except InputError as error:
         raise DataError(f"{root}: {error}") from error
 
-    parts = [""] if not groups else _wanted(root, groups, split)
+    parts = [""] if not groups else _parts_of_split(root, groups, split)
     number = {folder: label for label, folder in enumerate(folders)}
     rows = [
         ("/".join((groups[part].name, path) if groups else (path,)), number[folder])
@@ -355,7 +351,7 @@ def open_folder(
         for path in paths
     ]
     rows.sort(key=lambda row: (row[1], natural_key(row[0])))
-    if not groups and known is None:
+    if not groups and split_of_root is None:
         keep = pick_split([path for path, _ in rows], [label for _, label in rows], split, str(root), root)
         rows = [rows[index] for index in keep]
     return FileImages(
@@ -369,46 +365,48 @@ def open_folder(
 
 
 def _is_split(folder: Path) -> bool:
-    """Whether a folder is one of several split folders that lie side by side: `photos/train` of `photos`."""
+    """Whether a folder has other split folders next to it: `photos/train` in `photos`."""
     if _split_of(folder.name) is None:
         return False
-    beside = [entry for entry in _entries(folder.parent) if _split_of(entry.name) and entry.is_dir()]
-    return len([entry for entry in beside if not _holds_images(entry)]) > 1
+    siblings = [entry for entry in _entries(folder.parent) if _split_of(entry.name) and entry.is_dir()]
+    return len([entry for entry in siblings if not _holds_images(entry)]) > 1
 
 
 def _held_out_folder(spec: str) -> str:
-    """Where the test images of a training on `spec` are: another split folder for a split folder, else it."""
-    known = named_split(spec)
-    if known is None:
+    """The folder of the test images of a training on `spec`: another split folder, or `spec`."""
+    split_of_root = named_split(spec)
+    if split_of_root is None:
         return spec
     folder = Path(spec).expanduser()
     others = {
         _split_of(entry.name): entry.name for entry in _entries(folder.resolve().parent) if entry.is_dir()
     }
-    name = next((others[split] for split in ("test", "val") if split in others and split != known), None)
+    name = next(
+        (others[split] for split in ("test", "val") if split in others and split != split_of_root), None
+    )
     if name is None:
         raise DataError(
-            f"{spec}: holds the {known} images; there is no folder with other test images beside it"
+            f"{spec}: contains the {split_of_root} images, and there is no folder with test images next to it"
         )
     parent = folder.parent if folder.name == folder.resolve().name else folder.resolve().parent
     return str(parent / name)
 
 
 def _split_of(name: str) -> str | None:
-    """The split that a folder's name stands for."""
+    """The split that a folder's name denotes; None if it denotes none."""
     return next((split for split, names in SPLITS.items() if name.lower() in names), None)
 
 
 def _holds_images(folder: Path) -> bool:
-    """Whether images lie directly in a folder."""
+    """Whether a folder directly contains images."""
     return any(entry.is_file() and is_image_name(entry.name) for entry in _entries(folder))
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
     """Split folders by split, or none.
 
-    A folder called `train` may also be a class (of vehicles): it is one if images lie directly in it, or
-    if it has neighbors that are no splits.
+    A folder named `train` may also be a class (of vehicles): it is one if it directly contains images, or if
+    there are other folders next to it that are not splits.
     """
     folders = [entry for entry in _entries(root) if entry.is_dir()]
     by_split: dict[str, Path] = {}
@@ -422,29 +420,31 @@ def _split_folders(root: Path) -> dict[str, Path]:
             return {}
         if split in by_split:
             raise DataError(
-                f"{root}: both {by_split[split].name}/ and {folder.name}/ hold the {split} split; keep one"
+                f"{root}: both {by_split[split].name}/ and {folder.name}/ contain the {split} split; keep one"
             )
         by_split[split] = folder
     return by_split
 
 
-def _wanted(root: Path, groups: dict[str, Path], split: str) -> list[str]:
-    """Which split folders a split is made of."""
+def _parts_of_split(root: Path, groups: dict[str, Path], split: str) -> list[str]:
+    """The split folders of a split."""
     if split == "all":
         return list(groups)
     if split == "test" and "test" not in groups and "val" in groups:
         return ["val"]
     if split not in groups:
-        there = ", ".join(f"{folder.name}/" for folder in groups.values())
-        raise DataError(f"{root}: has no {split}/ folder; it has {there}")
+        names = ", ".join(f"{folder.name}/" for folder in groups.values())
+        raise DataError(f"{root}: has no {split}/ folder; it has {names}")
     return [split]
 
 
-def _with_images(root: Path, groups: dict[str, Path], by_split: dict[str, dict[str, list[str]]]) -> list[str]:
-    """The class folders that hold images in any split, in natural order; a warning names empty ones."""
+def _class_folders(
+    root: Path, groups: dict[str, Path], by_split: dict[str, dict[str, list[str]]]
+) -> list[str]:
+    """The class folders with images in any split, in natural order; a warning names empty ones."""
     full = {folder for classes in by_split.values() for folder, paths in classes.items() if paths}
     if not full:
-        raise DataError(f"{root}: its class folders hold no images")
+        raise DataError(f"{root}: its class folders contain no images")
     for part, classes in by_split.items():
         empty = [folder for folder, paths in classes.items() if not paths]
         if empty:
@@ -464,7 +464,7 @@ def _classes(folder: Path) -> dict[str, list[str]]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Entries of a folder in natural order, without `unlabeled/` and what operating systems leave behind."""
+    """Entries of a folder in natural order, without `unlabeled/` and files of operating systems."""
     entries = [
         entry for entry in folder.iterdir() if is_user_file(entry.name) and entry.name != UNLABELED_FOLDER
     ]

@@ -1,4 +1,4 @@
-"""Paths in tables and lists: anywhere in the user's own tables, inside their folder in those of strangers."""
+"""Paths in tables and lists: `Anywhere` for tables of the user, `Inside` a folder for untrusted ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 
 
 def read_list(path: Path, what: str, hint: str | None = None) -> str:
-    """The text of a table or list, without a byte-order mark; `what` it is, for messages."""
+    """The text of a table or list, without a byte-order mark; `what` names it in messages."""
     try:
         return read_text(path, what, encoding="utf-8-sig")
     except DearError as error:
@@ -21,7 +21,7 @@ def read_list(path: Path, what: str, hint: str | None = None) -> str:
 
 
 class Anywhere:
-    """Paths of the user's own tables: absolute, or relative to a root; links and `..` are fine."""
+    """Paths in the user's tables: absolute, or relative to a root; links and `..` are allowed."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
@@ -40,9 +40,9 @@ class Anywhere:
 
 
 class Inside:
-    """Checks that relative paths stay inside a root, links followed.
+    """Checks that relative paths stay inside a root after resolving links.
 
-    The root itself may be a link, as people keep datasets elsewhere. Folders are resolved once each.
+    The root itself may be a link to a dataset elsewhere. Each folder is resolved once.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -61,17 +61,17 @@ class Inside:
         if not plain or "\0" in plain:
             raise DataError(f"{where}: the path {path!r} is empty or malformed")
         if plain.startswith("/") or _DRIVE.match(plain):
-            raise DataError(f"{where}: the path {path!r} is absolute; give it relative to {self.root}")
+            raise DataError(f"{where}: a path must be relative to {self.root}, got {path!r}")
         plain = os.path.normpath(plain).replace(os.sep, "/")
         if plain == ".." or plain.startswith("../"):
-            raise DataError(f"{where}: the path {path!r} leaves {self.root}; only images inside it are read")
+            raise DataError(f"{where}: a path must stay inside {self.root}, got {path!r}")
         folder, name = os.path.split(plain)
         if folder not in self._folders:
             self._folders[folder] = self._stays(folder)
         full = os.path.join(self._real, plain)
         if not self._folders[folder] or (os.path.islink(full) and not self._stays(plain)):
             raise DataError(
-                f"{where}: the path {path!r} leads out of {self.root} by a link; copy the image there"
+                f"{where}: {path!r} must stay inside {self.root}, but links out of it; copy it there"
             )
         if not name or plain == ".":
             raise DataError(f"{where}: the path {path!r} names a folder, not an image")

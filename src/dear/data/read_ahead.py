@@ -1,4 +1,4 @@
-"""Images of the next batches are read while the present one is computed with."""
+"""Reads images of the next batches while the current one is computed."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from dear.data.images import FileImages, ImageSet, ListedImages, Wrapped, source_of
+from dear.data.content import source_of
+from dear.data.images import FileImages, ImageSet, ListedImages, Wrapped
 from dear.images.views import Size, read_views
 
 Images = TypeVar("Images")
-# Batches that are begun before they are asked for. On a GPU files of one are read while another is decoded.
+# Batches that are read in advance. For a GPU, files of one are read while another is decoded.
 _DEPTH, _GPU_DEPTH = 1, 2
 
 
 @contextmanager
 def read_ahead(images: Images, device: torch.device | None = None) -> Iterator[Images]:
-    """A set that will be walked in order, a batch at a time: files are read before they are asked for.
+    """A set that is read in order, a batch at a time: files of the next batches are read in advance.
 
-    Views of files lie on `device`, if that is a GPU; see `dear.images.views.read_views`.
+    Views of files are on `device`, if that is a GPU; see `dear.images.views.read_views`.
     """
     if not isinstance(images, FileImages | ListedImages):
         yield images
@@ -37,7 +38,7 @@ def read_ahead(images: Images, device: torch.device | None = None) -> Iterator[I
 
 
 class _Ahead(Wrapped):
-    """`images`, whose `pixels` of some places starts to read the next batches: as many as the most so far."""
+    """`images`, whose `pixels` also starts to read the next batches, of the largest size so far."""
 
     def __init__(
         self,
@@ -47,10 +48,10 @@ class _Ahead(Wrapped):
         device: torch.device | None,
     ) -> None:
         self.images, self._reader, self._depth, self._device = images, reader, depth, device
-        self._begun: dict[tuple[range, Size], Future[Tensor]] = {}
-        self._most = 0
+        self._pending: dict[tuple[range, Size], Future[Tensor]] = {}
+        self._batch = 0
 
-    def __getattr__(self, name: str) -> Any:  # what only some sets have, such as `paths`
+    def __getattr__(self, name: str) -> Any:  # attributes that only some sets have, such as `paths`
         return getattr(self.images, name)
 
     def subset(self, indices: Sequence[int]) -> ImageSet:
@@ -62,33 +63,33 @@ class _Ahead(Wrapped):
         return self.images.select_classes(names)
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
-        wanted = [int(index) for index in indices]
-        self._most = max(self._most, len(wanted))
-        ready = self._begun.pop((_span(wanted), size), None)
-        if len(wanted) > 1:
-            self._begin_after(wanted[-1] + 1, size)
-        batch_pixels = self._read(wanted, size) if ready is None else ready.result()
-        if batch_pixels.is_cuda:  # it was made on another stream than it is used on
+        indices_read = [int(index) for index in indices]
+        self._batch = max(self._batch, len(indices_read))
+        ready = self._pending.pop((_as_range(indices_read), size), None)
+        if len(indices_read) > 1:
+            self._begin_after(indices_read[-1] + 1, size)
+        batch_pixels = self._read(indices_read, size) if ready is None else ready.result()
+        if batch_pixels.is_cuda:  # it was created on another stream
             batch_pixels.record_stream(torch.cuda.current_stream(batch_pixels.device))
         return batch_pixels
 
     def _begin_after(self, start: int, size: Size) -> None:
-        """Have the batches read that come next; what was begun and is not among them is forgotten."""
-        begun, self._begun = self._begun, {}
-        for first in range(start, min(start + self._depth * self._most, len(self)), self._most):
-            batch = range(first, min(first + self._most, len(self)))
-            pending = begun.pop((batch, size), None)
-            self._begun[batch, size] = pending or self._reader.submit(self._read, batch, size)
-        for late in begun.values():
-            late.cancel()
+        """Start to read the next batches, and cancel others that were started."""
+        previous, self._pending = self._pending, {}
+        for first in range(start, min(start + self._depth * self._batch, len(self)), self._batch):
+            batch = range(first, min(first + self._batch, len(self)))
+            future = previous.pop((batch, size), None)
+            self._pending[batch, size] = future or self._reader.submit(self._read, batch, size)
+        for future in previous.values():
+            future.cancel()
 
-    def _read(self, wanted: Sequence[int], size: Size) -> Tensor:
+    def _read(self, indices_read: Sequence[int], size: Size) -> Tensor:
         if self._device is None or type(self.images).pixels not in (FileImages.pixels, ListedImages.pixels):
-            return self.images.pixels(wanted, size)  # by the CPU, or in a way of its own
-        return read_views([source_of(self.images, index) for index in wanted], size, self._device)
+            return self.images.pixels(indices_read, size)  # by the CPU, or by a subclass
+        return read_views([source_of(self.images, index) for index in indices_read], size, self._device)
 
 
-def _span(places: Sequence[int]) -> range:
-    """The range of places that follow one another; an empty one for others."""
+def _as_range(places: Sequence[int]) -> range:
+    """Consecutive indices as a range; an empty range for others."""
     span = range(places[0], places[-1] + 1) if places else range(0)
     return span if list(span) == list(places) else range(0)

@@ -1,9 +1,9 @@
-"""Reproducible splits and few-shot draws: they depend on names and copies alone, never on the order of files.
+"""Reproducible splits and few-shot draws, which depend on names and copies, not on the order of files.
 
-Images are ordered by a hash of their keys. Where data names no split, the first fifth of each class is held
-out. A draw depends on the dataset's name, the class and the seed: the first k of a class are taken, so other
-classes and the machine do not matter, and fewer shots are always a part of more. Draws that others published
-are read from JSONL files.
+Images are ordered by a hash of their keys. If data has no splits, the first fifth of each class is held out.
+A draw depends on the dataset's name, the class and the seed: the first k of a class are used, so other
+classes and the machine do not matter, and fewer shots are a subset of more. Published draws are read from
+JSONL files.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from dear.data.duplicates import MOST_IMAGES, Places, find_file_duplicates
-from dear.data.images import FileImages, ImageSet, ListedImages, content_digest, targets_of
+from dear.data.content import content_digest
+from dear.data.duplicates import MOST_IMAGES, IntArray, find_file_duplicates
+from dear.data.images import FileImages, ImageSet, ListedImages, targets_of
 from dear.data.paths import read_list
 from dear.errors import DataError, DearError
 from dear.utils.digest import of_parts
@@ -24,13 +25,13 @@ from dear.utils.notices import note
 from dear.utils.text import parse_json
 
 HELD_OUT = 0.2
-Thing = TypeVar("Thing")
+Item = TypeVar("Item")
 
 
 def digest(*parts: str) -> bytes:
     """A hash of some words: the same on every machine and in every version.
 
-    Composed and decomposed accents count as the same, because file systems change one into the other.
+    Composed and decomposed accents have the same hash, because file systems convert between them.
 
     >>> digest("a", "b") == digest("ab")
     False
@@ -43,15 +44,15 @@ def hold_out(
     keys: Sequence[str],
     groups: Sequence[Hashable],
     share: float = HELD_OUT,
-    units: Sequence[int] | Places | None = None,
+    units: Sequence[int] | IntArray | None = None,
 ) -> list[bool]:
-    """Which images are held out for testing where the data names no split.
+    """Whether each image is held out for testing, for data without splits.
 
     In each group (a class; a class of a domain) the images are ordered by the hash of their key, and the
     first `share` of them, rounded, is held out: at least one and not all where there are two or more; a
-    single image is for training. Images of one unit are copies of each other: they are on one side, for
-    training where they belong to several groups or are all of their group. A unit that would make the
-    held-out part much too large is passed over.
+    single image is for training. Images of one unit are copies of each other and stay together, for
+    training if they belong to several groups or are all of their group. A unit that would make the
+    held-out part much too large is skipped.
 
     >>> sum(hold_out([f"cat/{n}.jpg" for n in range(10)], ["cat"] * 10))
     2
@@ -69,7 +70,7 @@ def hold_out(
         group = groups[unit[0]]
         if all(groups[index] == group for index in unit):
             parts[group].append(unit)
-    held = [False] * len(keys)
+    held_out = [False] * len(keys)
     for group, class_units in parts.items():
         if sizes[group] < 2 or len(class_units[0]) == sizes[group]:
             continue
@@ -78,39 +79,41 @@ def hold_out(
             if chosen < count and chosen + len(unit) - count <= count - chosen:
                 chosen += len(unit)
                 for index in unit:
-                    held[index] = True
+                    held_out[index] = True
         if not chosen:  # every unit is large
             for index in min(class_units, key=len):
-                held[index] = True
-    return held
+                held_out[index] = True
+    return held_out
 
 
 def pick_split(
     keys: Sequence[str], groups: Sequence[Hashable], split: str, where: str, root: Path | None = None
 ) -> list[int]:
-    """Indices of a split of data that names none: "train", "test" (held out), or "all".
+    """Indices of a split of data without splits: "train", "test" (held out), or "all".
 
-    Where keys are paths of image files below `root`, an image and its copies are on one side. Benchmarks name
-    no `root`: their splits are those of other papers.
+    If keys are paths of image files below `root`, an image and its copies stay together. Benchmarks have no
+    `root`: their splits are those of other papers.
     """
     if split == "all":
         return list(range(len(keys)))
     if split not in ("train", "test"):
-        raise DataError(f"{where}: names no splits, so there are only train, test and all, not {split!r}")
+        raise DataError(
+            f"{where}: the data has no splits, so split must be train, test or all, got {split!r}"
+        )
     copies = None if root is None else find_file_duplicates([root / key for key in keys])
-    held = hold_out(keys, groups, units=None if copies is None else copies.units)
+    held_out = hold_out(keys, groups, units=None if copies is None else copies.units)
     sentence = "" if copies is None else copies.sentence()
     unsearched = copies is not None and not copies.searched
     note(
-        f"{where}: names no split, so about a fifth of each class is held out for testing: "
-        f"{held.count(False)} images to train on, {held.count(True)} to test on"
-        + (f"; {sentence}, which are on one side" if sentence else "")
+        f"{where}: the data has no splits, so about a fifth of each class is held out for testing: "
+        f"{held_out.count(False)} images to train on, {held_out.count(True)} to test on"
+        + (f"; {sentence} and stay together" if sentence else "")
         + (f"; near duplicates are searched in at most {MOST_IMAGES:,} images" if unsearched else "")
     )
-    return [index for index in range(len(keys)) if held[index] == (split == "test")]
+    return [index for index in range(len(keys)) if held_out[index] == (split == "test")]
 
 
-def halves(items: Sequence[Thing]) -> tuple[tuple[Thing, ...], tuple[Thing, ...]]:
+def halves(items: Sequence[Item]) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
     """Base and novel: the first half of the classes, rounded up, and the rest.
 
     >>> halves(["a", "b", "c"])
@@ -121,19 +124,19 @@ def halves(items: Sequence[Thing]) -> tuple[tuple[Thing, ...], tuple[Thing, ...]
 
 
 def draw_shots(images: ImageSet, shots: int, seed: int) -> list[int]:
-    """Indices of `shots` images of each class, classes in order; all of a class that has fewer.
+    """Indices of `shots` images of each class, in the order of classes; all images of a class that has fewer.
 
-    Files with equal content are drawn only where a class has too few others.
+    Files with equal content are drawn only if a class has too few others.
     """
     if shots < 1:
-        raise DataError(f"{images.name}: {shots} shots per class cannot be drawn; ask for at least 1")
+        raise DataError(f"{images.name}: shots must be at least 1 per class, got {shots}")
     members: dict[int, list[int]] = defaultdict(list)
     for index, label in enumerate(images.labels.tolist()):
         members[label].append(index)
     chosen: list[int] = []
     for label, name in enumerate(images.classes):
         if not members[label] and targets_of(images) is not None:
-            continue  # all its images show a rarer class as well, and are drawn for that
+            continue  # all its images also show a rarer class, for which they are drawn
         if not members[label]:
             raise DataError(f"{images.name}: the class {name!r} has no images to draw shots from")
         rank = {
@@ -145,7 +148,7 @@ def draw_shots(images: ImageSet, shots: int, seed: int) -> list[int]:
 
 
 def _distinct_first(images: ImageSet, order: Sequence[int], count: int) -> list[int]:
-    """The first `count` of some images; copies of one that is taken only after all others."""
+    """The first `count` of some images, where copies of earlier ones come last."""
     if len(order) <= count or not isinstance(images, FileImages | ListedImages):
         return list(order[:count])
     contents: dict[bytes, int] = {}
@@ -166,10 +169,10 @@ def few_shot(images: ImageSet, shots: int, seed: int) -> ImageSet:
 def read_draw(path: str | os.PathLike[str], images: ImageSet) -> list[int]:
     """Indices of a draw from a JSONL file: one object with a `path` per line.
 
-    Where a line also has a `class` (a name), it must be the image's own.
+    If a line has a `class` (a name), it must be that of the image.
     """
     text = read_list(Path(path), "draw")
-    place = {images.key(index): index for index in range(len(images))}
+    index_of = {images.key(index): index for index in range(len(images))}
     labels = images.labels.tolist()
     chosen: dict[int, None] = {}
     for number, line in enumerate(text.split("\n"), 1):
@@ -181,8 +184,8 @@ def read_draw(path: str | os.PathLike[str], images: ImageSet) -> list[int]:
         except DearError as error:
             raise DataError(str(error)) from error
         if not isinstance(record, dict) or not isinstance(record.get("path"), str):
-            raise DataError(f"{where}: is not an object with a path")
-        index = place.get(record["path"])
+            raise DataError(f"{where}: must be an object with a path")
+        index = index_of.get(record["path"])
         if index is None:
             raise DataError(f"{where}: {images.name} has no image {record['path']!r} in this split")
         class_name = images.classes[labels[index]]

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from PIL import Image
 from torch import Tensor
 
-from dear.data.images import Rows, Source, file_digest
+from dear.data.content import file_digest
+from dear.data.images import Rows, Source
 from dear.errors import InputError
 from dear.images.open import open_image
 from dear.images.views import Size, read_views
@@ -37,7 +38,7 @@ class Box:
     width: float
     height: float
     margin: float = 0.0  #: added on every side, as a fraction of the box
-    pixels: bool = False  #: the numbers are pixels, even where all are at most 1
+    pixels: bool = False  #: the numbers are pixels, even if all are at most 1
 
     @property
     def fractional(self) -> bool:
@@ -45,15 +46,15 @@ class Box:
         return not self.pixels and max(self.x + self.width, self.y + self.height) <= 1.0
 
     def in_pixels(self) -> Box:
-        """The box in a table of pixels: whole numbers are pixels."""
+        """The box in a table of pixels, where whole numbers are pixels."""
         values = (self.x, self.y, self.width, self.height)
         return replace(self, pixels=all(value.is_integer() for value in values))
 
     def corners(self, width: int, height: int) -> tuple[int, int, int, int]:
-        """Left, top, right, bottom in pixels of an image of this size; the margin stays inside the image.
+        """Left, top, right, bottom in pixels of an image of this size; the margin is cut at the image's edge.
 
         Raises:
-            ValueError: the box leaves the image.
+            ValueError: the box is not inside the image.
 
         >>> Box(10, 0, 30, 20).corners(40, 20), Box(0.25, 0, 0.5, 1).corners(40, 20)
         ((10, 0, 40, 20), (10, 0, 30, 20))
@@ -69,7 +70,7 @@ class Box:
             or right > width + 0.5
             or bottom > height + 0.5
         ):
-            raise ValueError(f"the box {self.text} leaves the image of {width} x {height} pixels")
+            raise ValueError(f"the box {self.text} must be inside the image of {width} x {height} pixels")
         wider, higher = self.margin * (right - left), self.margin * (bottom - top)
         return (
             max(0, round(left - wider)),
@@ -86,13 +87,13 @@ class Box:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BoxedImages(Rows):
-    """Boxes of image files, each an image."""
+    """Boxes of image files as images."""
 
     per_image: ClassVar[tuple[str, ...]] = ("files", "boxes", "places")
     name: str  #: of the dataset
     classes: tuple[str, ...]  #: readable names, one per label
     template: str  #: prompt with `{}`
-    root: Path  #: the folder that relative files start from
+    root: Path  #: the folder of relative files
     files: tuple[str, ...]  #: one per box
     boxes: tuple[Box, ...]
     places: tuple[str, ...]  #: where each box was read, for messages ("boxes.csv, row 7")
@@ -180,7 +181,7 @@ class CellImages(Rows):
 class ParquetCells:
     """The image column of a Parquet file: bytes, paths, or Hugging Face's structs of bytes and path.
 
-    Row groups are read when one of their rows is needed and kept up to a limit of bytes.
+    Row groups are read when one of their rows is needed and cached up to a limit of bytes.
     """
 
     def __init__(self, path: Path, column: str, root: Path) -> None:
@@ -192,7 +193,7 @@ class ParquetCells:
         counts = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         self._starts = [sum(counts[:group]) for group in range(len(counts) + 1)]
 
-    def __reduce__(self) -> tuple[Any, ...]:  # for workers: neither the lock nor what is in memory travels
+    def __reduce__(self) -> tuple[Any, ...]:  # for workers: neither the lock nor the cached groups are sent
         return ParquetCells, (self.path, self.column, self.root)
 
     def __len__(self) -> int:
@@ -225,16 +226,16 @@ class ParquetCells:
 class DatasetCells:
     """The image column of a `datasets.Dataset`."""
 
-    def __init__(self, dataset: Any, column: str, place: str) -> None:
-        self._dataset, self._column, self._place = dataset, column, place
+    def __init__(self, dataset: Any, column: str, where: str) -> None:
+        self._dataset, self._column, self._source = dataset, column, where
 
     def read(self, row: int) -> bytes | str:
         """The bytes or the path of one row."""
         value = self._dataset[row][self._column]
-        return decode_cell(value, f"{self._place}, row {row + 1}, column {self._column}", Path())
+        return decode_cell(value, f"{self._source}, row {row + 1}, column {self._column}", Path())
 
 
-def decode_cell(value: Any, place: str, root: Path) -> bytes | str:
+def decode_cell(value: Any, where: str, root: Path) -> bytes | str:
     """The bytes or the path of a cell: bytes, a path, or a struct with `bytes` and `path`.
 
     Raises:
@@ -247,7 +248,7 @@ def decode_cell(value: Any, place: str, root: Path) -> bytes | str:
     if isinstance(value, str) and value:
         return str(root / value)
     raise InputError(
-        f"{place}: an image must be bytes, a path, or a struct of both, got {type(value).__name__}"
+        f"{where}: an image must be bytes, a path, or a struct of both, got {type(value).__name__}"
     )
 
 

@@ -1,9 +1,9 @@
-"""WebDataset tars: `0001.jpg` with `0001.cls`, `0001.json` or `0001.txt`; images are read where they lie.
+"""WebDataset tars: `0001.jpg` with `0001.cls`, `0001.json` or `0001.txt`; images are read from the tar.
 
-A sample is all members whose names agree up to the first dot of the file name. Its image is the member that
-ends like one; its label is the text of `.cls`, else `label`, `cls` or `class` of `.json`, else the text of
-`.txt`. Tars come from strangers: links, devices, sparse files, names that leave the folder, and members that
-end after the file are rejected before an image is read, and nothing is unpacked to disk.
+A sample is all members whose names agree up to the first dot of the file name. Its image is the member
+with the ending of one; its label is the text of `.cls`, else `label`, `cls` or `class` of `.json`, else the
+text of `.txt`. Tars are not trusted: links, devices, sparse files, names that leave the folder, and members
+that end after the file are rejected before an image is read, and nothing is unpacked to disk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
-from dear.data.images import TEMPLATE, check_classes, check_template, natural_key, readable
+from dear.data.images import TEMPLATE
+from dear.data.names import check_classes, check_template, natural_key, readable
 from dear.data.shots import pick_split
 from dear.data.stored import CellImages
 from dear.errors import DataError, DearError, InputError
@@ -29,26 +30,26 @@ _KEYS = ("label", "cls", "class")  #: of a label in JSON
 
 
 class TarCells:
-    """Images of tars by number, read from their places in the files."""
+    """Images of tars by number, read from their positions in the files."""
 
-    def __init__(self, places: Sequence[tuple[str, int, int]]) -> None:
-        self._places = places  # file, first byte, bytes
+    def __init__(self, spans: Sequence[tuple[str, int, int]]) -> None:
+        self._spans = spans  # file, first byte, bytes
 
     def read(self, row: int) -> bytes:
         """The bytes of one image."""
-        path, start, size = self._places[row]
+        path, start, size = self._spans[row]
         with open(path, "rb") as file:
             file.seek(start)
             return file.read(size)
 
 
 def is_tar(path: Path) -> bool:
-    """Whether a path is a tar, or a folder of nothing else but tars and their indexes."""
+    """Whether a path is a tar, or a folder of only tars and their indexes."""
     return bool(tar_files(path))
 
 
 def tar_files(path: Path) -> list[Path]:
-    """The tars that a path names, in natural order; a folder with anything but tars names none."""
+    """The tars of a path, in natural order; none if a folder contains anything else."""
     if path.suffix.lower() == ".tar":
         return [path]
     if not path.is_dir():
@@ -65,7 +66,7 @@ def open_tars(
     """The images of a tar, or of a folder of tars, with their labels.
 
     Raises:
-        DataError: a tar is damaged, holds something else than plain files, or some images have no label.
+        DataError: a tar is damaged, contains other things than plain files, or some images have no label.
     """
     images, labels = read_tars(path)
     missing = next((key for key, label in labels.items() if label is None), None)
@@ -89,18 +90,18 @@ def open_tars(
 
 
 def read_tars(path: Path) -> tuple[TarCells, dict[str, str | None]]:
-    """What reads the images of a tar or of a folder of tars, and by image the label; None: it has none."""
+    """The reader of the images of a tar or a folder of tars, and each image's label or None."""
     files = tar_files(path)
-    places: list[tuple[str, int, int]] = []
+    spans: list[tuple[str, int, int]] = []
     labels: dict[str, str | None] = {}
     for file in files:
         prefix = f"{file.name}/" if len(files) > 1 else ""
         for image, (start, size, label) in _samples(file).items():
-            places.append((os.path.abspath(file), start, size))
+            spans.append((os.path.abspath(file), start, size))
             labels[f"{prefix}{image}"] = label
-    if not places:
+    if not spans:
         raise DataError(f"{path}: contains no images")
-    return TarCells(places), labels
+    return TarCells(spans), labels
 
 
 def _samples(path: Path) -> dict[str, tuple[int, int, str | None]]:
@@ -117,7 +118,7 @@ def _samples(path: Path) -> dict[str, tuple[int, int, str | None]]:
                 if is_image_name(member.name):
                     if key in images:
                         raise DataError(
-                            f"{path}: {images[key][0]} and {member.name} are one sample; keep one"
+                            f"{path}: a sample must have one image, got {images[key][0]} and {member.name}"
                         )
                     _check_size(member, MAX_IMAGE, path)
                     images[key] = (member.name, member.offset_data, member.size)
@@ -140,7 +141,9 @@ def _key(member: tarfile.TarInfo, path: Path, total: int) -> tuple[str, str]:
     except DearError as error:
         raise DataError(f"{path}: {error}") from None
     if not member.isreg() or member.issparse():
-        raise DataError(f"{path}: {name} is no plain file (a link, a device, or sparse); pack files only")
+        raise DataError(
+            f"{path}: members must be plain files, but {name} is a link, a device, or sparse; pack files only"
+        )
     pure = PurePosixPath(name.replace("\\", "/"))
     if pure.is_absolute() or ".." in pure.parts:
         raise DataError(f"{path}: the name {name!r} leaves the tar; pack files with relative names")
@@ -152,7 +155,9 @@ def _key(member: tarfile.TarInfo, path: Path, total: int) -> tuple[str, str]:
 
 def _check_size(member: tarfile.TarInfo, limit: int, path: Path) -> None:
     if member.size > limit:
-        raise DataError(f"{path}: {member.name} has {member.size:,} bytes, at most {limit:,} are read")
+        raise DataError(
+            f"{path}: a member must have at most {limit:,} bytes, but {member.name} has {member.size:,}"
+        )
 
 
 def _text(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> str:

@@ -1,8 +1,8 @@
 """Several texts per class: a JSON file in CuPL's format, a mapping, or the column `texts` of a table.
 
 `{"tabby cat": ["A tabby cat has dark stripes.", "kitty"], …}`: an entry of at most three words without a
-full stop is a name and goes through the template; any other entry is a sentence. Classes are found whatever
-their case, underscores, and spaces. Further classes are kept for class lists that name them later.
+full stop is a name and is inserted into the template; any other entry is a sentence. Case, underscores, and
+spaces of class names are ignored. Further classes are kept for class lists that name them later.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ def read_texts(source: str | os.PathLike[str] | Mapping[str, Any]) -> Texts:
     >>> read_texts({"cat": "kitty"})
     {'cat': ('kitty',)}
     """
-    place, content = read_mapping(source, "texts", example="{'cat': ['kitty']}")
-    return {str(name): check_texts(entries, str(name), place) for name, entries in content.items()}
+    name_of_source, content = read_mapping(source, "texts", example="{'cat': ['kitty']}")
+    return {str(name): check_texts(entries, str(name), name_of_source) for name, entries in content.items()}
 
 
-def check_texts(entries: Any, name: str, place: str) -> tuple[str, ...]:
+def check_texts(entries: Any, name: str, source: str) -> tuple[str, ...]:
     """The different entries of one class, in their order."""
     listed = [entries] if isinstance(entries, str) else entries
     if not isinstance(listed, Sequence) or not listed:
-        raise DataError(f"{place}: the class {name!r} needs a list of texts, got {str(entries)[:80]!r}")
+        raise DataError(f"{source}: the class {name!r} needs a list of texts, got {str(entries)[:80]!r}")
     for number, entry in enumerate(listed, 1):
         if not isinstance(entry, str) or not entry.strip() or len(entry) > MOST_CHARACTERS:
             raise DataError(
-                f"{place}: text {number} of the class {name!r} must be 1 to {MOST_CHARACTERS} characters, "
+                f"{source}: text {number} of the class {name!r} must be 1 to {MOST_CHARACTERS} characters, "
                 f"got {str(entry)[:80]!r}"
             )
     try:
         check_name(name)
         return tuple(dict.fromkeys(check_printable(" ".join(entry.split()), "text") for entry in listed))
     except InputError as error:
-        raise DataError(f"{place}: {error}") from None
+        raise DataError(f"{source}: {error}") from None
 
 
 def resolve_texts(texts: Mapping[str, Sequence[str]], classes: Sequence[str], template: str) -> Texts:
-    """Sentences by class, under the names of `classes` where these are meant.
+    """Sentences by class, with the spelling of `classes`.
 
     Raises:
         DataError: names the classes without texts.
@@ -70,14 +70,14 @@ def resolve_texts(texts: Mapping[str, Sequence[str]], classes: Sequence[str], te
     for written, entries in texts.items():
         name = known.get(fold_name(written), written)
         if name in resolved:
-            raise DataError(f"texts: two entries are for the class {name!r}, one is {written!r}; merge them")
+            raise DataError(f"texts: the class {name!r} has two entries, one is {written!r}; merge them")
         resolved[name] = tuple(
             fill_template(template, entry) if _is_name(entry) else entry for entry in entries
         )
     missing = [name for name in classes if name not in resolved and "|" not in name]
     if missing:
         listed = ", ".join(map(repr, missing[:5])) + (f" and {len(missing) - 5} more" if missing[5:] else "")
-        raise DataError(f"texts: no texts for the class {listed}; add them, or its name alone")
+        raise DataError(f"texts: the class {listed} has no texts; add some, or its name")
     return resolved
 
 

@@ -34,47 +34,47 @@ def read_tree(source: str | os.PathLike[str] | Mapping[str, Any]) -> Parents:
     >>> read_tree({"siamese": "cat"})
     {'siamese': 'cat'}
     """
-    place, content = read_mapping(source, "tree", example="{'cat': ['siamese', 'persian']}")
+    where, content = read_mapping(source, "tree", example="{'cat': ['siamese', 'persian']}")
     parents: Parents = {}
     if all(isinstance(value, str) for value in content.values()):
         for child, parent in content.items():
-            _add(parents, child, parent, place)
+            _add(parents, child, parent, where)
     else:
-        _walk(content, None, parents, place)
-    check_tree(parents, place)
+        _walk(content, None, parents, where)
+    check_tree(parents, where)
     return parents
 
 
-def add_path(parents: Parents, path: str, child: str, place: str) -> None:
-    """Add a child below a path of nodes ("animal/cat"), which may be there already; "" is the top.
+def add_path(parents: Parents, path: str, child: str, where: str) -> None:
+    """Add a child below a path of nodes ("animal/cat"), which may exist already; "" is the top.
 
     Raises:
         DataError: names a node with two parents, or a cycle.
     """
     names = [part.strip() for part in path.split(SEPARATOR) if part.strip()]
     for upper, lower in zip(names, [*names[1:], child][: len(names)], strict=True):
-        _add(parents, lower, upper, place)
-    _check_path(parents, child, place)
+        _add(parents, lower, upper, where)
+    _check_path(parents, child, where)
 
 
-def check_tree(parents: Mapping[str, str], place: str) -> None:
+def check_tree(parents: Mapping[str, str], where: str) -> None:
     """Raise a DataError that names a cycle."""
     for start in parents:
-        _check_path(parents, start, place)
+        _check_path(parents, start, where)
 
 
-def _check_path(parents: Mapping[str, str], start: str, place: str) -> None:
-    """Raise a DataError where the way up from a node never ends."""
+def _check_path(parents: Mapping[str, str], start: str, where: str) -> None:
+    """Raise a DataError if a node is its own ancestor."""
     path = [start]
     while path[-1] in parents:
         path.append(parents[path[-1]])
         if path[-1] in path[:-1]:
             cycle = " < ".join(path[path.index(path[-1]) :])
-            raise DataError(f"{place}: the tree has a cycle: {cycle}; remove one of these parents")
+            raise DataError(f"{where}: the tree has a cycle: {cycle}; remove one of these parents")
 
 
-def resolve_tree(parents: Mapping[str, str], classes: Sequence[str], place: str = "tree") -> Parents:
-    """The tree under the names of `classes`.
+def resolve_tree(parents: Mapping[str, str], classes: Sequence[str], where: str = "tree") -> Parents:
+    """The tree with the spelling of `classes`.
 
     Raises:
         DataError: names a leaf that is no class, or a class that is a parent.
@@ -85,12 +85,12 @@ def resolve_tree(parents: Mapping[str, str], classes: Sequence[str], place: str 
     known = {fold_name(name): name for name in classes}
     renamed: Parents = {}
     for child, parent in parents.items():
-        _add(renamed, known.get(fold_name(child), child), parent, place)
+        _add(renamed, known.get(fold_name(child), child), parent, where)
     upper = set(renamed.values())
     both = next((name for name in classes if name in upper), None)
     if both is not None:
         raise DataError(
-            f"{place}: {both!r} is a class and a parent; rename the parent, or leave the class out"
+            f"{where}: {both!r} is a class and a parent; rename the parent, or leave the class out"
         )
     names = set(classes)
     odd = next((child for child in renamed if child not in names and child not in upper), None)
@@ -98,7 +98,7 @@ def resolve_tree(parents: Mapping[str, str], classes: Sequence[str], place: str 
         near = difflib.get_close_matches(odd, classes, 1) or classes[:3]
         some = ", ".join(map(repr, near))
         raise DataError(
-            f"{place}: {odd!r} is neither a class nor a parent; a leaf must be a class, such as {some}"
+            f"{where}: {odd!r} is neither a class nor a parent; a leaf must be a class, such as {some}"
         )
     used: Parents = {}
     for name in classes:
@@ -109,26 +109,26 @@ def resolve_tree(parents: Mapping[str, str], classes: Sequence[str], place: str 
     return used
 
 
-def _walk(content: Any, parent: str | None, parents: Parents, place: str) -> None:
+def _walk(content: Any, parent: str | None, parents: Parents, where: str) -> None:
     """Collect the parents of a nested tree."""
     children = content.items() if isinstance(content, dict) else [(child, None) for child in content]
     for child, below in children:
         if not isinstance(child, str):
-            raise DataError(f"{place}: below {parent!r} every entry must be a name, got {child!r}")
+            raise DataError(f"{where}: every entry below {parent!r} must be a name, got {child!r}")
         if parent is not None:
-            _add(parents, child, parent, place)
+            _add(parents, child, parent, where)
         if below is None or below == "":
             continue
         if not isinstance(below, dict | list):
-            raise DataError(f"{place}: {child!r} must have a list or an object of children, got {below!r}")
-        _walk(below, child, parents, place)
+            raise DataError(f"{where}: {child!r} must have a list or an object of children, got {below!r}")
+        _walk(below, child, parents, where)
 
 
-def _add(parents: Parents, child: str, parent: str, place: str) -> None:
+def _add(parents: Parents, child: str, parent: str, where: str) -> None:
     try:
         check_name(child)
         check_name(parent)
     except InputError as error:
-        raise DataError(f"{place}: {error}") from None
+        raise DataError(f"{where}: {error}") from None
     if parents.setdefault(child, parent) != parent:
-        raise DataError(f"{place}: {child!r} has two parents, {parents[child]!r} and {parent!r}; keep one")
+        raise DataError(f"{where}: {child!r} has two parents, {parents[child]!r} and {parent!r}; keep one")

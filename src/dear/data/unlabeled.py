@@ -1,7 +1,7 @@
 """Images without labels: a folder, a table or a dataset whose labels are not read, or part of a labeled one.
 
-A labeled dataset may hold unlabeled images itself: those in a folder `unlabeled/` next to the class folders,
-and rows of a table whose label is empty.
+A labeled dataset may contain unlabeled images: those in a folder `unlabeled/` next to the class folders, and
+rows of a table with an empty label.
 """
 
 from __future__ import annotations
@@ -15,23 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear.data.images import (
-    TEMPLATE,
-    UNLABELED,
-    FileImages,
-    ImageSet,
-    Wrapped,
-    natural_key,
-    unlabeled_images,
-)
+from dear.data.images import TEMPLATE, UNLABELED, FileImages, ImageSet, Wrapped, unlabeled_images
 from dear.data.inputs import as_images
+from dear.data.names import natural_key
 from dear.data.open import SPLITS, UNLABELED_FOLDER, WORLD, check_data, find_benchmark, open_data
-from dear.data.table import KINDS, open_unlabeled_table
+from dear.data.records import KINDS
+from dear.data.table import open_unlabeled_table
 from dear.errors import DataError
 from dear.images.names import image_paths
 from dear.images.views import Size
 
-REST = "rest"  #: names the training images that a draw of shots leaves out
+REST = "rest"  #: the name of the training images that are not drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +57,9 @@ class Relabeled(Wrapped):
 
     def select_classes(self, names: Sequence[str]) -> ImageSet:
         """The images of some classes; labels count into `names`."""
-        place = {name: number for number, name in enumerate(names)}
-        moved = torch.tensor([place.get(name, -1) for name in self.names], dtype=torch.int64)
-        labels = torch.where(self.labels < 0, -1, moved[self.labels])
+        new_label_of = {name: number for number, name in enumerate(names)}
+        new_label = torch.tensor([new_label_of.get(name, -1) for name in self.names], dtype=torch.int64)
+        labels = torch.where(self.labels < 0, -1, new_label[self.labels])
         rows = (labels >= 0).nonzero()[:, 0]
         return Relabeled(self.images.subset(rows.tolist()), labels[rows], tuple(names))
 
@@ -76,10 +70,10 @@ def without_labels(images: ImageSet) -> Relabeled:
 
 
 def rest_of(images: ImageSet, drawn: ImageSet) -> Relabeled:
-    """The images of a set that a draw leaves out, without their labels.
+    """The images of a set that are not drawn, without their labels.
 
     Raises:
-        DataError: the draw leaves none out.
+        DataError: all images are drawn.
     """
     keys = {drawn.key(index) for index in range(len(drawn))}
     rest = [index for index in range(len(images)) if images.key(index) not in keys]
@@ -121,7 +115,7 @@ def open_unlabeled(
 def unlabeled_part(
     source: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, margin: float = 0.0
 ) -> ImageSet | None:
-    """The unlabeled images that a labeled dataset holds itself; None where there are none.
+    """The unlabeled images of a labeled dataset; None if there are none.
 
     `margin` is added to every box of a table on each side, as a fraction of the box.
 
@@ -145,6 +139,6 @@ def unlabeled_part(
 
 def _files(root: Path, paths: Sequence[str], source: Path) -> ImageSet:
     if not paths:
-        raise DataError(f"{source}: holds no images; unlabeled images need at least 1")
+        raise DataError(f"{source}: must contain at least 1 unlabeled image, got none")
     labels = torch.full((len(paths),), UNLABELED, dtype=torch.int64)
     return FileImages(source.name, (), TEMPLATE, root, tuple(paths), labels)

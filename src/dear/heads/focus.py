@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.data.folds import Places, feature_folds
+from dear.data.folds import IntArray, feature_folds
 from dear.errors import UsageError
 from dear.heads.concept_words import known_concepts, value_features, word_features
 from dear.heads.names import Head
@@ -78,7 +78,7 @@ def choose_focus(
     parts: Mapping[str, Tensor],
     labels: Tensor,
     heads: Mapping[str, tuple[Head, ...]],
-    units: Places | None = None,
+    units: IntArray | None = None,
 ) -> FocusChoice:
     """The role, or none, that serves the training images best in cross-validation.
 
@@ -111,7 +111,7 @@ def choose_weight(
     labels: Tensor,
     role: str,
     heads: tuple[Head, ...],
-    units: Places | None = None,
+    units: IntArray | None = None,
 ) -> FocusChoice:
     """The role that the user named, with its weight by cross-validation and its effect on accuracy."""
     trials = _cross_validate(features, {role: part}, labels, units)
@@ -169,7 +169,7 @@ def few_specialized_note(roles: RoleMap) -> str | None:
     return f"{total - specialized} of {total} heads have no attribute role"
 
 
-def enough_to_measure(labels: Tensor, units: Places | None = None) -> bool:
+def enough_to_measure(labels: Tensor, units: IntArray | None = None) -> bool:
     """Whether cross-validation is possible: two images or more in most classes, copies counted once."""
     pairs = torch.stack([labels, torch.arange(len(labels)) if units is None else torch.from_numpy(units)])
     return int(torch.bincount(pairs.unique(dim=1)[0]).float().median()) >= 2
@@ -189,7 +189,7 @@ def _clear(gain: Tensor) -> bool:
 
 
 def _cross_validate(
-    features: Tensor, parts: Mapping[str, Tensor], labels: Tensor, units: Places | None
+    features: Tensor, parts: Mapping[str, Tensor], labels: Tensor, units: IntArray | None
 ) -> dict[tuple[str, float], _Trial]:
     """Trials of the image feature alone, and of each role with each weight."""
     rows = _some(labels)

@@ -17,7 +17,8 @@ from torch import Tensor
 from dear.clip.config import Head
 from dear.clip.model import Clip
 from dear.data.batches import over_batches, pixels_for
-from dear.data.images import ImageSet, stored_digest
+from dear.data.content import stored_digest
+from dear.data.images import ImageSet
 from dear.methods.base import Method
 from dear.methods.frozen import Frozen
 from dear.utils import digest

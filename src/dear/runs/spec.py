@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from dear.data.images import ImageSet, Source, content_digest, targets_of
+from dear.data.content import content_digest
+from dear.data.images import ImageSet, Source, targets_of
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods.base import Method

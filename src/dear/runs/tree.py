@@ -25,7 +25,7 @@ CERTAIN = 0.8  #: probability from which a node is named
 REJECTED = 0.25  #: part of the rejected share that is answered with "none of these", not with an inner node
 
 Floats = npt.NDArray[np.float64]
-Places = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -64,11 +64,11 @@ class Tree:
         return members
 
     @cached_property
-    def depths(self) -> Places:
+    def depths(self) -> IntArray:
         """Level of each node from the top, from 1, [N]."""
         return np.array([len(self.path(node)) for node in self.nodes], dtype=np.int64)
 
-    def levels(self) -> list[Places]:
+    def levels(self) -> list[IntArray]:
         """Node of each class [C] at every level: itself where it is higher than the level."""
         place = {node: number for number, node in enumerate(self.nodes)}
         paths = [self.path(name) for name in self.classes]
@@ -86,7 +86,7 @@ class Tree:
         sums: Floats = np.asarray(probabilities, dtype=np.float64) @ self.members
         return sums
 
-    def deepest(self, sums: Floats, certain: float, above: Mask | None = None) -> Places:
+    def deepest(self, sums: Floats, certain: float, above: Mask | None = None) -> IntArray:
         """Place of the deepest certain node of each row of `sums` [n, N]; of several the likeliest.
 
         Where `above` [n] is True, classes do not count. -1: no node is certain.

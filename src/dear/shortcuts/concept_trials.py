@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dear.data.folds import Places, feature_folds
+from dear.data.folds import IntArray, feature_folds
 from dear.errors import UsageError
 from dear.heads.ablate import Collected
 from dear.shortcuts.removal import Removal, combine
@@ -72,7 +72,7 @@ def choose_concept_removal(
     ways: Mapping[str, Removal],
     seed: int = 1,
     heads_first: bool = False,
-    units: Places | None = None,
+    units: IntArray | None = None,
 ) -> ConceptChoice:
     """The best of several ways ("words", "heads", "examples", "leace") to remove a concept, or pair of ways.
 
@@ -119,7 +119,7 @@ def _partners(labels: Tensor, seed: int) -> Tensor:
 
 
 def _accuracies(
-    removal: Removal, images: Collected, views: Sequence[Collected], labels: Tensor, fold: Places
+    removal: Removal, images: Collected, views: Sequence[Collected], labels: Tensor, fold: IntArray
 ) -> list[float]:
     """Cross-validated accuracy of a linear classifier on remaining features, tested on each of `views`."""
     train_rows, *test_rows = (unit_features(removal, view) for view in (images, *views))  # [n, E] each

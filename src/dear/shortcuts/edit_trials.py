@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.data.folds import Places, feature_folds
+from dear.data.folds import IntArray, feature_folds
 from dear.heads.ablate import Collected
 from dear.heads.names import Head
 from dear.shortcuts.directions import edit_directions, random_directions
@@ -55,7 +55,7 @@ class EditedFeatures:
     labels: Tensor
     #: for each copy, the class whose property was transferred to it; -1: it was edited at random
     toward: tuple[int, ...]
-    units: Places | None = None  #: [n], equal for copies of an image; None: images with equal features
+    units: IntArray | None = None  #: [n], equal for copies of an image; None: images with equal features
 
     def subset(self, rows: Tensor) -> EditedFeatures:
         """The features of the images with `rows` true, bool [n]."""

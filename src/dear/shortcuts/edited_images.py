@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear.data.images import ImageSet, Rows, Wrapped, stored_digest
+from dear.data.content import stored_digest
+from dear.data.images import ImageSet, Rows, Wrapped
 from dear.images.views import Size, read_views
 from dear.shortcuts.edits import random_edit, transfer
 from dear.shortcuts.find import Shortcut

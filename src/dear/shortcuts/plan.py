@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dear.clip.model import Clip
-from dear.data.folds import Places
+from dear.data.folds import IntArray
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
@@ -125,7 +125,7 @@ def plan_edits(
     way: str = "auto",
     seed: int = 1,
     progress: Progress | None = None,
-    units: Places | None = None,
+    units: IntArray | None = None,
 ) -> EditPlan:
     """Plan how to remove properties from a training on these images; `clip` is the plain backbone.
 

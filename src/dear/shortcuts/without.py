@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dear.clip.model import Clip
-from dear.data.folds import Places
+from dear.data.folds import IntArray
 from dear.data.images import ImageSet
 from dear.data.open import open_folder
 from dear.errors import UsageError
@@ -184,7 +184,7 @@ def remove(
     without: Without,
     roles: PathLike | RoleMap | None = None,
     heads_first: bool = False,
-    units: Places | None = None,
+    units: IntArray | None = None,
 ) -> RemovedConcepts:
     """Remove concepts from a backbone, with means and choices from the training images.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dear.calibration.reference import Reference
 from dear.data.duplicates import find_file_duplicates
-from dear.data.folds import Places, equal_rows
+from dear.data.folds import IntArray, equal_rows
 from dear.data.inputs import is_frame
 from dear.errors import InputError, UsageError
 from dear.images.names import find_images
@@ -191,7 +191,7 @@ def compare(
     answers: Sequence[str],
     seed: int = 1,
     unreadable: tuple[str, ...] = (),
-    units: Places | None = None,
+    units: IntArray | None = None,
 ) -> Drift:
     """Compare features [n, E] of new images with those of the training images.
 

@@ -15,7 +15,7 @@ from dear.calibration.scales import Calibration, ModeCalibration, combine_scores
 from dear.calibration.sets import best_thresholds, fit_sigmoids
 from dear.calibration.temperature import CAUTION, auroc, cautious_temperature, fit_temperature
 from dear.data.duplicates import Duplicates, find_duplicates
-from dear.data.folds import Places, equal_rows
+from dear.data.folds import IntArray, equal_rows
 from dear.data.images import targets_of
 from dear.methods.base import Method
 from dear.runs.evaluate import calibration_error
@@ -99,7 +99,7 @@ def calibrate(
     )
 
 
-def trial_costs(method: Method, labels: Tensor, seed: int, units: Places | None = None) -> list[float]:
+def trial_costs(method: Method, labels: Tensor, seed: int, units: IntArray | None = None) -> list[float]:
     """What each training of a calibration costs, as a share of training on all images; [] where none is made.
 
     `labels` are those of the training images, each once, `seed` is the recipe's; `units` [n]: copies of an
@@ -116,7 +116,7 @@ def trial_costs(method: Method, labels: Tensor, seed: int, units: Places | None 
     return costs + [0.5] * (len(method.classes) > 2)
 
 
-def _count_holdable(method: Method, labels: Tensor, units: Places | None) -> int:
+def _count_holdable(method: Method, labels: Tensor, units: IntArray | None) -> int:
     """Number of images that can be held out, copies counted once; the only image of a class cannot."""
     numbers = torch.arange(len(labels)) if units is None else torch.from_numpy(units)
     distinct = torch.stack([labels.cpu(), numbers]).unique(dim=1)[0]
@@ -124,7 +124,7 @@ def _count_holdable(method: Method, labels: Tensor, units: Places | None) -> int
     return int(counts[counts > 1].sum())
 
 
-def calibration_folds(method: Method, labels: Tensor, units: Places | None = None) -> tuple[int, int]:
+def calibration_folds(method: Method, labels: Tensor, units: IntArray | None = None) -> tuple[int, int]:
     """Parts of the images, and how many of them are held out in turn; see `trial_costs`."""
     if method.quick:
         return FOLDS, FOLDS

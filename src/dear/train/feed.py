@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.data.images import ImageSet, source_of, targets_of
+from dear.data.content import source_of
+from dear.data.images import ImageSet, targets_of
 from dear.errors import DataError
 from dear.images.open import open_pixels
 from dear.images.views import normalize, resize_short, to_tensor

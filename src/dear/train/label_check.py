@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dear.calibration.sets import fit_sigmoids
-from dear.data.folds import Places, feature_folds
+from dear.data.folds import IntArray, feature_folds
 from dear.data.images import ImageSet, main_labels, targets_of
 
 FACTOR = 20.0  #: how many times more probable another class must be
@@ -52,7 +52,7 @@ class Suspect:
 
 
 def out_of_sample(
-    features: Tensor, labels: Tensor, classes: int, seed: int = 1, units: Places | None = None
+    features: Tensor, labels: Tensor, classes: int, seed: int = 1, units: IntArray | None = None
 ) -> Floats:
     """Probabilities [n, C] by classifiers that did not see the image, from features [n, E] and labels [n].
 
@@ -100,7 +100,7 @@ def _calibrated(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Floats:
 
 
 def label_probabilities(
-    features: Tensor, targets: Tensor, seed: int = 1, units: Places | None = None
+    features: Tensor, targets: Tensor, seed: int = 1, units: IntArray | None = None
 ) -> Floats:
     """`out_of_sample` of several labels: how probable each is for each image [n, C], from bool [n, C].
 
@@ -156,7 +156,7 @@ def rank_labels(probabilities: Floats, labels: Tensor) -> tuple[list[int], npt.N
 
 
 def suspects_of(
-    images: ImageSet, features: Tensor, seed: int = 1, units: Places | None = None
+    images: ImageSet, features: Tensor, seed: int = 1, units: IntArray | None = None
 ) -> tuple[Suspect, ...]:
     """Images whose labels look wrong, the most suspicious first, from frozen features [n, E].
 
@@ -183,7 +183,7 @@ def suspects_of(
     )
 
 
-def label_summary(images: ImageSet, features: Tensor, units: Places | None = None) -> dict[str, Any] | None:
+def label_summary(images: ImageSet, features: Tensor, units: IntArray | None = None) -> dict[str, Any] | None:
     """The entry `labels` of a run's `metrics.json`; None if there are too few images or too many to check."""
     if not LEAST_IMAGES <= len(images) <= MOST_WORK / len(images.classes):
         return None

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dear.data.batches import name_of
-from dear.data.images import TEMPLATE, ImageSet, ListedImages, label_text, readable, unlabeled_images
+from dear.data.images import TEMPLATE, ImageSet, ListedImages, label_text, unlabeled_images
 from dear.data.inputs import as_images, is_frame
+from dear.data.names import readable
 from dear.data.open import SPLITS, open_data
+from dear.data.records import BOX, IMAGE
 from dear.data.stored import CellImages, ParquetCells
-from dear.data.table import BOX, IMAGE
 from dear.data.tars import is_tar, read_tars
 from dear.errors import DataError, InputError
 from dear.images.names import find_images

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 import filelock
 
-from dear.data.images import readable
+from dear.data.names import readable
 from dear.data.paths import read_list
 from dear.errors import DataError, DiskError, InputError
 from dear.utils.files import PathLike, write_atomic

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.data.images import TEMPLATE, ImageSet, readable
+from dear.data.images import TEMPLATE, ImageSet
+from dear.data.names import readable
 from dear.data.unlabeled import open_unlabeled
 from dear.errors import DataError, InputError
 from dear.runs.class_lists import find_twins

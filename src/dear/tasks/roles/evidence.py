@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.data.batches import over_pixels
-from dear.data.images import ImageSet, even_places
+from dear.data.images import ImageSet, evenly_spaced
 from dear.errors import DearError
 from dear.heads.ablate import AblationTask, collect, layer_effects, role_effects
 from dear.heads.activations import ActivatingImages, activating_images, attention_maps
@@ -60,7 +60,7 @@ def measure_heads(
     chosen = [key for key, _ in roles] if heads is None else list(dict.fromkeys(heads))
     for key in chosen:
         roles[key]  # raises for a head that does not exist
-    numbers = even_places(len(images), limit)
+    numbers = evenly_spaced(len(images), limit)
     some, count = images.subset(numbers), len(numbers)
     seen = collect(clip, some, progress=lambda done: progress("images", done, count))
     activating = {}

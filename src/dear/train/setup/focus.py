@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from dear.clip.model import Clip
-from dear.data.folds import Places
+from dear.data.folds import IntArray
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.heads.concept_words import find_attribute
@@ -40,7 +40,7 @@ def find_focus(
     wanted: str,
     roles: RoleMap,
     progress: Progress | None = None,
-    units: Places | None = None,
+    units: IntArray | None = None,
 ) -> FocusChoice:
     """The focus that a user names (a role of the map, in any case) with its weight, or what "auto" finds.
 

@@ -16,7 +16,7 @@ from dear.clip.model import Clip
 from dear.clip.variant import fast_bfloat16
 from dear.data.check import check_images
 from dear.data.duplicates import Duplicates, find_duplicates
-from dear.data.folds import Places
+from dear.data.folds import IntArray
 from dear.data.images import ImageSet, targets_of
 from dear.data.open import open_data
 from dear.data.shots import few_shot
@@ -293,7 +293,7 @@ def _without(
     seed: int,
     inside: bool,
     progress: Progress | None,
-    units: Places | None,
+    units: IntArray | None,
 ) -> tuple[Clip, RemovedConcepts | None, EditPlan | None]:
     """The backbone without concepts and directions of edits, and how each was removed.
 

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.data.check import find_unreadable
+from dear.data.content import content_digest
 from dear.data.duplicates import MOST_IMAGES, Duplicates, matching_pairs, read_prints
-from dear.data.images import ImageSet, Source, content_digest
+from dear.data.images import ImageSet, Source
 from dear.data.open import open_data
 from dear.data.unlabeled import REST, Relabeled, open_unlabeled, rest_of, unlabeled_part
 from dear.errors import DataError, UsageError
@@ -294,7 +295,7 @@ def _distinct(
 ) -> tuple[ImageSet, tuple[str, ...], int]:
     """Readable images of a pool that are neither labeled nor test images, why others are not, and copies."""
     bad = find_unreadable(pool, range(len(pool)))
-    places = {item.place for item in bad}
+    places = {item.index for item in bad}
     readable = [index for index in range(len(pool)) if index not in places]
     others = [each for each in (images, tests) if each is not None]
     taken = {content_digest(each, index) for each in others for index in range(len(each))}
