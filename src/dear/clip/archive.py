@@ -39,7 +39,7 @@ _STORAGES = {
 }
 
 
-# The opcodes PyTorch writes; pickle has others that take memory or reach names in roundabout ways.
+# The opcodes PyTorch writes; others can allocate memory or reach names indirectly.
 _OPCODES = {
     *("PROTO", "STOP", "MARK", "POP", "GLOBAL", "NEWOBJ", "BUILD", "REDUCE", "BINPERSID"),
     *("BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE", "BINUNICODE"),

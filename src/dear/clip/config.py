@@ -1,4 +1,4 @@
-"""The architecture of a CLIP-like model: everything a checkpoint decides except its weights.
+"""The architecture of a CLIP-like model: everything in a checkpoint except its weights.
 
 `config_huggingface`, `config_openclip` and `config_shapes` read it from files.
 """
@@ -20,7 +20,7 @@ ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # the order is that 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
-# Larger than any real checkpoint's; a hostile file is refused before memory is allocated.
+# Larger than in any real checkpoint; a hostile file is refused before memory is allocated.
 Dimension = Annotated[int, Meta(ge=1, le=65_536)]
 Side = Annotated[int, Meta(ge=1, le=4096)]
 Head = tuple[int, int]  #: (layer counted from 1, head counted from 0)
@@ -148,8 +148,8 @@ class TextConfig(TowerConfig):
     #: the row read: of the "largest" id, of the first "end" token, or the "last" one
     pool: Literal["largest", "end", "last"] = "largest"
     end: int = 49_407  #: the id that ends a text, where `pool` is "end"
-    begins: bool = True  #: a text begins with a token that is no word
-    #: what becomes of a text before tokenizing, see `dear.clip.tokenizer_file`; "clip": its own byte pairs
+    begins: bool = True  #: a text starts with a begin token
+    #: how a text is cleaned before tokenizing (`dear.clip.tokenizer_file`); "clip": as CLIP does
     clean: Literal["clip", "punctuation", "canonicalize", "lower", "whitespace", "none"] = "clip"
     projection_bias: bool = False
 
@@ -183,7 +183,7 @@ class ClipConfig(Checked):
     std: tuple[float, float, float] = field(default=CLIP_STD)
     resize: Literal["crop", "squash"] = "crop"  #: short side to the image size and center, or both sides
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
-    logit_bias: bool = False  #: pairs were trained one by one with a sigmoid, which needs a bias
+    logit_bias: bool = False  #: image-text pairs were trained with a sigmoid, which has a bias
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,8 +31,8 @@ def load(
         source: an embedded name ("mini"), a hub name ("openai/clip-vit-base-patch16", a revision after
             "@"), a folder in Hugging Face's or OpenCLIP's layout, or a weight file (also OpenAI's
             `ViT-B-16.pt`). A folder with the name of an embedded backbone is loaded as "./mini".
-        device: where the weights go.
-        dtype: their precision. Norms and the logit scale keep the checkpoint's, where that is higher.
+        device: of the weights.
+        dtype: precision of the weights; norms and the logit scale keep the checkpoint's if it is higher.
         activation: "quick_gelu" or "gelu", only for a bare weight file that does not store it.
 
     Raises:
@@ -47,7 +47,7 @@ def load(
     try:
         device = torch.device(device)
     except RuntimeError as error:
-        raise UsageError(f"device {device!r} is not known ({reason_of(error)})") from None
+        raise UsageError(f"device must be a PyTorch device, got {device!r} ({reason_of(error)})") from None
     if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise UsageError(f"dtype must be float32, float64, bfloat16 or float16, got {dtype}")
     name, path = locate(source)
@@ -93,7 +93,7 @@ def list_backbones() -> tuple[str, ...]:
 
 
 def build(checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.dtype) -> Clip:
-    """A model with a checkpoint's tensors, which are not copied where device and precision allow it."""
+    """A model with a checkpoint's tensors, which are not copied if device and precision are the same."""
     state = checkpoint.state
     rows = len(state["text.tokens"]) if "text.rows" in state else None
     with torch.device("meta"):
@@ -118,7 +118,7 @@ def _place(name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) 
         placed = tensor.to(device, dtype)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
-            f"the weights cannot be placed on {device} ({reason_of(error)}); try device='cpu'"
+            f"the weights cannot be moved to {device} ({reason_of(error)}); try device='cpu'"
         ) from None
     if dtype == torch.float16 != tensor.dtype and not bool(torch.isfinite(placed).all()):
         raise UsageError(
@@ -128,7 +128,7 @@ def _place(name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype) 
 
 
 def pick_device(name: str) -> str:
-    """The device to use: "auto" is the first GPU (CUDA, else Apple's "mps") where there is one, else the CPU.
+    """The device to use: "auto" is the first GPU (CUDA, else Apple's "mps"), or the CPU if there is none.
 
     >>> pick_device("cpu")
     'cpu'

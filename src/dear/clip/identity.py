@@ -53,7 +53,7 @@ def identity(config: ClipConfig, digests: WeightDigests) -> str:
     return f"sha256:{digest.of_parts(parts).hex()}"
 
 
-# --- fingerprints of files that did not change since they were hashed ------------------------------------
+# --- fingerprints of unchanged checkpoint files, cached ---------------------------------------------------
 
 _LAYOUT = 1  # increase when the tensors of a file are converted to other names or values
 _MAX_ENTRIES = 100

@@ -81,7 +81,7 @@ def cast(clip: Clip, dtype: torch.dtype) -> Clip:
         else:
             variant = corrected(cast(plain, dtype), clip.correction)
         if variant is clip:
-            return clip  # has this precision already; a reference here would keep it alive forever
+            return clip  # it has this precision; a reference here would keep it alive forever
         casts[dtype] = (stamp, variant)
     return casts[dtype][1]
 
@@ -124,5 +124,7 @@ def matrix_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 def fast_bfloat16(device: torch.device) -> bool:
     """Whether a CPU has bfloat16 matrix products in hardware (AVX-512 BF16, AMX): faster than float32."""
-    known: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
-    return device.type == "cpu" and (known.get("avx512_bf16", False) or known.get("amx_bf16", False))
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+    return device.type == "cpu" and (
+        capabilities.get("avx512_bf16", False) or capabilities.get("amx_bf16", False)
+    )

@@ -11,9 +11,9 @@ photos/tabby_cat/2.jpg               photos/test/golden_retriever/2.jpg
 A class is a folder, with images at any depth. Classes are in natural order of their folder names; a folder
 without images is not a class, and images in `unlabeled/` have no label (`dear.data.unlabeled`). Hidden
 files, files of operating systems (`__MACOSX`, `Thumbs.db`, `.DS_Store`), links to folders inside a class,
-and files without the ending of an image are ignored. Without split folders, a fifth of each class is held out for
-testing by the hash of the path (`dear.data.shots`). If `spec` is a split folder (`photos/val`), it is used for
-training and for testing; the images held out of a training on it are those of another split folder.
+and files without the ending of an image are ignored. Without split folders, a fifth of each class is held
+out for testing by the hash of the path (`dear.data.shots`). If `spec` is a split folder (`photos/val`), it is
+used for training and for testing; the images held out of a training on it are those of another split folder.
 
 Benchmarks have their usual folders: CoOp's fifteen, DomainBed's five, two with known groups. Folder, split
 file, template and class count of each are in `benchmarks.json`; `dear.data.layouts` reads the images.

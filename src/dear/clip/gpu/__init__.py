@@ -33,7 +33,7 @@ __all__ = [
 def run_by_kernels(
     tower: Tower, x: Tensor, first: int, last: int, edit: Edit | None, read: Tensor | None
 ) -> Tensor | None:
-    """`Tower.run` by kernels; None where they are turned off or cannot compute this."""
+    """`Tower.run` by kernels; None if they are turned off or do not support the arguments."""
     if os.environ.get("DEAR_KERNELS") == "0":
         return None
     from dear.clip.gpu import tower as kernels  # here: it imports the tower, and Triton where that is used

@@ -1,7 +1,7 @@
-"""Attention for the fast way through a tower: PyTorch's kernels where they can be used, else Triton's.
+"""Attention of the fast path: PyTorch's kernels where they support the mask, else Triton's.
 
-Packed q, k and v come in as one product made them, all heads' outputs go out side by side, so that nothing is
-copied between the matrix products.
+The inputs are q, k and v packed as one product returns them, and the output has all heads side by side, so
+that nothing is copied between the matrix products.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def attention(
             # [B, H, N, d] -> [B, N, H, d] -> [B, N, D]
             return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         learning = torch.is_grad_enabled() and qkv.requires_grad
-        even = width // attn.heads % 8 == 0  # PyTorch's kernels want it
+        even = width // attn.heads % 8 == 0  # a requirement of PyTorch's kernels
         if mask is not None and 0 < free < x.shape[1] and even and not (learning or attn.causal):
             return join_tokens(qkv, attn.heads, mask.to(qkv.dtype).contiguous(), free)
         return attend(qkv, None, attn.heads, mask, None, attn.causal, free)
@@ -122,12 +122,12 @@ def join_tokens(qkv: Tensor, heads: int, mask: Tensor, originals: int) -> Tensor
     q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.split(width, dim=-1))
     part, norm = _with_norm(q, k[:, :, :originals], v[:, :, :originals])
     out = qkv.new_empty(len(qkv), count, width)
-    tokens, size = max(16, power(count - originals)), width // heads
+    tokens, size = max(16, next_power_of_two(count - originals)), width // heads
     kernels().join_tokens[(-(-count // 64) * len(qkv) * heads,)](
         q, k, v, mask, part, norm.contiguous(), out, qkv.stride(0), qkv.stride(1),
         0 if mask.shape[0] == 1 else mask.stride(0), part.stride(0), part.stride(1), part.stride(2),
         originals, count, size**-0.5, heads,
-        WIDTH=size, BM=64, BT=tokens, BD=max(16, power(size)), num_warps=4,
+        WIDTH=size, BM=64, BT=tokens, BD=max(16, next_power_of_two(size)), num_warps=4,
     )  # fmt: skip
     return out
 
@@ -143,7 +143,7 @@ def _with_norm(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def _cudnn() -> bool:
-    """Whether cuDNN's attention, the faster one on current GPUs, is there and works."""
+    """Whether cuDNN's attention, the fastest on current GPUs, works."""
     if torch.cuda.get_device_capability() < (9, 0):
         return False
     try:
@@ -164,7 +164,7 @@ def _unpack(packed: Tensor, q: Tensor | None) -> tuple[Tensor, Tensor, Tensor, i
 def _shape(
     packed: Tensor, q: Tensor | None, heads: int, mask: Tensor | None, rows: Tensor | None
 ) -> tuple[Any, ...]:
-    """The numbers that both attention kernels take."""
+    """The scalar arguments of both attention kernels."""
     query = packed if q is None else q
     width = packed.shape[-1] // (3 if q is None else 2)
     return (
@@ -179,11 +179,11 @@ def _blocks(queries: int, width: int) -> dict[str, int]:
     """Tile sizes of the attention kernels."""
     few = queries <= 32
     tiles = {"BM": 16, "BN": 64, "TAIL": 64} if few else {"BM": 64, "BN": 64, "TAIL": 32}
-    return {**tiles, "BD": max(16, power(width)), "num_warps": 4}
+    return {**tiles, "BD": max(16, next_power_of_two(width)), "num_warps": 4}
 
 
-def power(number: int) -> int:
-    """The power of two that is not smaller.
+def next_power_of_two(number: int) -> int:
+    """The smallest power of two that is not below `number`.
 
     >>> power(5), power(64)
     (8, 64)

@@ -26,7 +26,7 @@ def _scores(
 ):
     """Scores [BM, BN] in units of log 2 (exp2 is the fast one) of queries [BM, BD] and keys [BN, BD].
 
-    `place` [BM] and `keys` [BN] say where they stand. Without CHECK every pair sees each other.
+    `place` [BM] and `keys` [BN] are their positions. Without CHECK, all pairs are visible.
     """
     s = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * _LOG2E)
     if CHECK:
@@ -51,7 +51,7 @@ def _rows(x, at, stride, count, dims, WIDTH: tl.constexpr, CHECK: tl.constexpr):
 
 @triton.jit
 def _places(rows, row_stride, batch, at, queries, ROWS: tl.constexpr):
-    """Where query `at` of a batch stands in the sequence; -1 beyond the last."""
+    """Positions of queries `at` in the sequence; -1 beyond the last."""
     if ROWS:
         return tl.load(rows + batch * row_stride + at, mask=at < queries, other=-1).to(tl.int32)
     return tl.where(at < queries, at, -1)
@@ -59,7 +59,7 @@ def _places(rows, row_stride, batch, at, queries, ROWS: tl.constexpr):
 
 @triton.jit
 def _plain(end, free, size: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr):
-    """How many rows of the other side need no check: the first `free` tokens all see each other."""
+    """Number of rows of the other side that need no check: the first `free` tokens all see each other."""
     if ROWS or CAUSAL or not EVEN:
         return 0
     else:  # compiled: only one branch exists
@@ -71,7 +71,7 @@ def _attend_block(
     query, k, v, mask, place, start, kv_row, keys_count, scale, largest, total, result, dims,
     WIDTH: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, CHECK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Take a block of keys into the running softmax."""
+    """Add a block of keys to the running softmax."""
     keys = start + tl.arange(0, SIZE)
     key = _rows(k, keys, kv_row, keys_count, dims, WIDTH, CHECK)
     s = _scores(query, key, mask, place, keys, keys_count, scale, MASK, CAUSAL, CHECK)
@@ -179,7 +179,7 @@ def _keys_block(
     WIDTH: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
     CHECK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """What a block of queries adds to the gradients of a block of keys."""
+    """Add the contribution of a block of queries to the gradients of a block of keys."""
     at = start + tl.arange(0, SIZE)
     place = _places(rows, row_stride, batch, at, queries, ROWS)
     query = _rows(q, at, q_row, queries, dims, WIDTH, CHECK)
@@ -203,7 +203,7 @@ def _for_keys(
     WIDTH: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """d_k and d_v of a block of keys; all pointers stand at the batch and head."""
+    """d_k and d_v of a block of keys; all pointers are at the batch and head."""
     dims = tl.arange(0, BD)
     keys = block * BN + tl.arange(0, BN)
     key = _rows(k, keys, kv_row, keys_count, dims, WIDTH, True)
@@ -232,7 +232,7 @@ def _queries_block(
     query, k, v, mask, place, level, slope, mean, start, kv_row, keys_count, scale, for_query, dims,
     WIDTH: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, CHECK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """What a block of keys adds to the gradient of a block of queries."""
+    """Add the contribution of a block of keys to the gradient of a block of queries."""
     keys = start + tl.arange(0, SIZE)
     key = _rows(k, keys, kv_row, keys_count, dims, WIDTH, CHECK)
     value = _rows(v, keys, kv_row, keys_count, dims, WIDTH, CHECK)
@@ -249,7 +249,7 @@ def _for_queries(
     WIDTH: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """d_q of a block of queries; all pointers stand at the batch and head."""
+    """d_q of a block of queries; all pointers are at the batch and head."""
     dims = tl.arange(0, BD)
     at = block * BM + tl.arange(0, BM)
     place = _places(rows, row_stride, batch, at, queries, ROWS)
@@ -286,7 +286,7 @@ def attend_backward(
     WIDTH: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Programs below `key_blocks` give d_k and d_v of a block of keys, the others d_q of one of queries."""
+    """Programs below `key_blocks` compute d_k and d_v of a block of keys, the others d_q of queries."""
     blocks = key_blocks + tl.cdiv(queries, BM)
     block, sequence = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     batch = (sequence // heads).to(tl.int64)

@@ -1,8 +1,8 @@
-"""Triton kernels for what lies between the matrix products of a layer.
+"""Triton kernels for everything between the matrix products of a layer.
 
 On a GPU a layer's matrix products are fast; adding to the residual stream, norming, casting and the
-activation, each a pass over memory in PyTorch, take as long again. Here each is one kernel forward and one
-backward:
+activation, each a pass over memory in PyTorch, take as long as the products. Here each is one kernel forward
+and one backward:
 
 - `add_norm`: new residual = old + change (extra tokens mixed in on the way), and its layer norm in 16 bits;
 - `activate`: QuickGELU, GELU or tanh-GELU.
@@ -38,7 +38,7 @@ def add_norm(
     width,
     CHANGE: tl.constexpr,
     TOKENS: tl.constexpr,
-    ENTER: tl.constexpr,  # x and change do not hold the tokens' rows yet
+    ENTER: tl.constexpr,  # x and change do not contain the tokens' rows yet
     BLOCK: tl.constexpr,
 ):
     """A row of the stream: add, mix in tokens, store, norm."""

@@ -1,4 +1,4 @@
-"""Inference recorded once per batch size and replayed: on a GPU, launching a small batch outlasts its work.
+"""Inference recorded once per batch size and replayed, because launching a small batch dominates its time.
 
 A recorded function takes and returns tensors [B, ...] whose rows do not depend on each other. Batches are
 padded to the next of a few sizes, so that a handful of recordings serves every batch.
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 Tensors = TypeVar("Tensors", bound=tuple[Tensor | None, ...])  #: a tuple or NamedTuple
 Inputs = Sequence[Tensor | None]
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  #: batch sizes that are recorded
-_LIMIT = 128  # recordings kept; the least recently used one makes room
+_LIMIT = 128  # recordings kept; the least recently used one is dropped
 
 
 class Runner(Protocol):
@@ -42,13 +42,13 @@ def run_eagerly(key: Hashable, function: Callable[..., Tensors], *inputs: Tensor
 class Recording(Generic[Result]):
     """A function on inputs of fixed shapes as a CUDA graph.
 
-    The graph contains memory addresses, so everything that `function` reads besides its inputs must stay in
-    place: the function is kept, and with it what it refers to.
+    The graph contains memory addresses, so everything that `function` reads must keep its address: the
+    function is kept, and with it everything it refers to.
 
     Args:
         function: of tensors; None stays None.
-        inputs: of the shapes and kinds to record.
-        warm_up: runs before recording, so that libraries have chosen kernels and allocated memory.
+        inputs: of the shapes and types to record.
+        warm_up: number of runs before recording, in which libraries choose kernels and allocate memory.
         pool: memory shared with other recordings.
         error_mode: of `torch.cuda.graph`; "thread_local": only this thread's calls belong to the recording,
             other threads may load adapters meanwhile.
@@ -64,33 +64,34 @@ class Recording(Generic[Result]):
         error_mode: str = "thread_local",
     ) -> None:
         self.function = function
-        self.places = [
-            None if one is None else one.clone(memory_format=torch.contiguous_format) for one in inputs
+        self.inputs = [
+            None if tensor is None else tensor.clone(memory_format=torch.contiguous_format)
+            for tensor in inputs
         ]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(warm_up):
-                function(*self.places)
+                function(*self.inputs)
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool, capture_error_mode=error_mode):
-            self.results = function(*self.places)
+            self.results = function(*self.inputs)
 
     def __call__(self, inputs: Inputs) -> Result:
-        """Its results for inputs [b, ...] with b up to the recorded size; the next call overwrites them."""
-        for place, one in zip(self.places, inputs, strict=True):
-            if place is not None and one is not None:
-                place[: len(one)].copy_(one)
+        """The results for inputs [b, ...] with b up to the recorded size; the next call overwrites them."""
+        for recorded, tensor in zip(self.inputs, inputs, strict=True):
+            if recorded is not None and tensor is not None:
+                recorded[: len(tensor)].copy_(tensor)
         self.graph.replay()
         return self.results
 
 
 class Recorder:
-    """Runs functions eagerly the first time a batch size comes, recorded from the second time on.
+    """Runs functions eagerly at the first batch of a size, and recorded from the second on.
 
-    Within `record_immediately` a size is recorded the first time: a server records before requests come.
-    On a CPU, with gradients on, and for batches larger than the largest bucket everything runs eagerly.
+    Within `record_immediately` a size is recorded at once: a server records before requests arrive. On a CPU,
+    with gradients enabled, and for batches above the largest bucket everything runs eagerly.
 
     Args:
         buckets: batch sizes to record, ascending.
@@ -128,7 +129,7 @@ class Recorder:
 
     @contextmanager
     def record_immediately(self) -> Iterator[None]:
-        """Within this block a batch size is recorded the first time it comes."""
+        """Within this block a batch size is recorded at its first batch."""
         self._immediately = True
         try:
             yield
@@ -136,40 +137,42 @@ class Recorder:
             self._immediately = False
 
     def __call__(self, key: Hashable, function: Callable[..., Tensors], *inputs: Tensor | None) -> Tensors:
-        """`function(*inputs)`, replayed where it was recorded.
+        """`function(*inputs)`, replayed if it was recorded.
 
         Args:
             key: names the function and everything it reads besides its inputs.
             function: from tensors [B, ...] to tensors [B, ...] whose rows do not depend on each other.
             inputs: tensors [B, ...], or None.
         """
-        tensors = [one for one in inputs if one is not None]
+        tensors = [tensor for tensor in inputs if tensor is not None]
         rows = len(tensors[0])
         bucket = next((size for size in self.buckets if size >= rows), None)
         if bucket is None or rows == 0 or torch.is_grad_enabled() or not self._usable(tensors):
             return function(*inputs)
-        kinds = tuple(None if one is None else (one.shape[1:], one.dtype, one.device) for one in inputs)
-        place = (key, bucket, kinds)
-        # Tensors made in inference mode could not be written to outside of it.
+        types = tuple(
+            None if tensor is None else (tensor.shape[1:], tensor.dtype, tensor.device) for tensor in inputs
+        )
+        slot = (key, bucket, types)
+        # Tensors created in inference mode cannot be written outside of it.
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            if place not in self._kept:
-                if place not in self._seen and not self._immediately:
-                    self._seen[place] = None
+            if slot not in self._kept:
+                if slot not in self._seen and not self._immediately:
+                    self._seen[slot] = None
                     while len(self._seen) > 8 * self.limit:
                         self._seen.popitem(last=False)
                     return function(*inputs)
-                padded = [None if one is None else _padded(one, bucket) for one in inputs]
-                self._kept[place] = self._recording(function, padded, tensors[0].device)
+                padded = [None if tensor is None else _padded(tensor, bucket) for tensor in inputs]
+                self._kept[slot] = self._recording(function, padded, tensors[0].device)
                 while len(self._kept) > self.limit:
                     self._kept.popitem(last=False)
-            self._kept.move_to_end(place)
-            results: Tensors = self._kept[place](inputs)
-            return _like(results, [None if one is None else one[:rows].clone() for one in results])
+            self._kept.move_to_end(slot)
+            results: Tensors = self._kept[slot](inputs)
+            return _like(results, [None if tensor is None else tensor[:rows].clone() for tensor in results])
 
     def _usable(self, inputs: Sequence[Tensor]) -> bool:
         if self._record is not None:
             return True
-        return all(one.is_cuda for one in inputs) and not torch.cuda.is_current_stream_capturing()
+        return all(tensor.is_cuda for tensor in inputs) and not torch.cuda.is_current_stream_capturing()
 
     def _recording(
         self, function: Callable[..., Any], inputs: Inputs, device: torch.device
@@ -190,21 +193,21 @@ class Recorder:
                 return lambda batch: function(*batch)
 
     def __deepcopy__(self, memo: object) -> Recorder:
-        """Recordings belong to one backbone: a copy begins without any."""
+        """A recorder without recordings, because they belong to one backbone."""
         return Recorder(self.buckets, self.limit, self._record)
 
     def __reduce__(self) -> tuple[type[Recorder], tuple[Sequence[int], int]]:
-        """Recordings stay in their process."""
+        """Recordings are not pickled."""
         return Recorder, (self.buckets, self.limit)
 
 
 def _like(results: Tensors, parts: Sequence[Tensor | None]) -> Tensors:
-    """Parts as a tuple of the same kind: a NamedTuple keeps its names."""
+    """Parts as a tuple of the type of `results`, which may be a NamedTuple."""
     make = getattr(type(results), "_make", type(results))  # of a NamedTuple
     copied: Tensors = make(parts)
     return copied
 
 
-def _padded(one: Tensor, rows: int) -> Tensor:
+def _padded(tensor: Tensor, rows: int) -> Tensor:
     """A tensor [B, ...] with its first row repeated to [rows, ...]."""
-    return torch.cat([one, one[:1].expand(rows - len(one), *one.shape[1:])])
+    return torch.cat([tensor, tensor[:1].expand(rows - len(tensor), *tensor.shape[1:])])

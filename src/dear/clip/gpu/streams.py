@@ -1,4 +1,4 @@
-"""Two independent computations at the same time on a GPU, while a step is recorded as a CUDA graph."""
+"""Two independent computations that run concurrently on a GPU when a step is recorded as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def run_concurrently(
 ) -> tuple[Tensor, Result]:
     """The results of both functions; while a graph is recorded, the first runs on a second stream.
 
-    On a CPU, and while no graph is recorded, one follows the other: launching kernels takes the time, and
-    one stream is as fast as two. PyTorch runs the backward pass on the streams of the forward pass.
+    On a CPU, and while no graph is recorded, they run one after the other: launching kernels dominates the
+    time, and one stream is as fast as two. PyTorch runs the backward pass on the streams of the forward pass.
     """
     if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
         return first(), second()

@@ -1,9 +1,8 @@
-"""The fast way through a tower: 16-bit matrices on a GPU, one kernel for everything between two of them.
+"""The fast path of a tower: 16-bit matrices on a GPU, and one kernel for everything between two of them.
 
-`Tower.run` takes it when it can; the result is that of the plain way but for rounding (sums, norms and
-activations are computed in float32 here and rounded once). What it cannot do, the plain way does: gates,
-low-rank changes, records, written-out attention, rotary positions, float32, CPUs, machines without Triton or
-a compiler.
+`Tower.run` uses it where it can; the result equals that of the plain path up to rounding (sums, norms and
+activations are computed in float32 here and rounded once). The plain path computes gates, low-rank changes,
+records, eager attention, rotary positions, float32, CPUs, and machines without Triton or a compiler.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from torch import Tensor
 
 from dear.clip.config import ACTIVATIONS
 from dear.clip.edit import Edit, LayerEdit, match_tokens
-from dear.clip.gpu.attention import attention, power
+from dear.clip.gpu.attention import attention, next_power_of_two
 from dear.clip.tower import LayerNorm, Tower, take_rows
 from dear.utils.notices import note
 
-_ELEMENTS = 1024  # an activation kernel's program
+_ELEMENTS = 1024  # per program of an activation kernel
 _HALF = (torch.bfloat16, torch.float16)
 
 
 @cache
 def _kernels() -> Any:
-    """The kernels' module; None where Triton is missing, older than 3.4 or cannot build a kernel."""
+    """The module of kernels; None if Triton is missing, older than 3.4 or cannot build a kernel."""
     try:
         import triton
 
@@ -40,7 +39,7 @@ def _kernels() -> Any:
             )
         x = torch.zeros(1, 16, device="cuda", dtype=torch.bfloat16)
         kernels.activate[(1,)](x, x.clone(), x.numel(), KIND=0, BLOCK=16)
-    except Exception as error:  # what a missing compiler or driver raises differs from version to version
+    except Exception as error:  # the error of a missing compiler or driver depends on the version
         if not isinstance(error, ImportError):
             warnings.warn(f"Triton cannot build kernels here, so steps are slower: {error}", stacklevel=2)
         return None
@@ -48,7 +47,7 @@ def _kernels() -> Any:
 
 
 def usable(tower: Tower, x: Tensor, edit: Edit | None) -> bool:
-    """Whether this tower can run on x under this edit here."""
+    """Whether the fast path supports this tower, x and edit on this machine."""
     if not x.is_cuda or not tower.fused or tower.dtype not in _HALF:
         return False
     if torch.compiler.is_compiling():  # compilers and exporters need PyTorch's operations
@@ -61,7 +60,7 @@ def usable(tower: Tower, x: Tensor, edit: Edit | None) -> bool:
 
 
 def _plain(change: LayerEdit) -> bool:
-    """Whether a layer's change is one of tokens and masks alone, with one mask for all items of a batch."""
+    """Whether a layer's change consists of tokens and masks, with one mask for all items of a batch."""
     shared = not isinstance(change.mask, Tensor) or change.mask.ndim == 3
     others = (change.gate, change.q, change.k, change.v, change.added)
     return shared and all(other is None for other in others)
@@ -74,7 +73,7 @@ def run(tower: Tower, x: Tensor, first: int, last: int, edit: Edit | None, read:
 
 
 def _layers(tower: Tower, x: Tensor, first: int, last: int, edit: Edit | None, read: Tensor | None) -> Tensor:
-    """The stream is kept as x plus a change that the next norm adds."""
+    """Run the layers; the residual stream is x plus a pending change, which the next norm adds."""
     pending: Tensor | None = None
     for layer in range(first, last + 1):
         block: Any = tower.blocks[layer - 1]
@@ -100,12 +99,12 @@ def _settle(x: Tensor, pending: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Mix:
-    """Extra tokens on their way into a layer: w * tokens + (1 - w) * the present values of their rows."""
+    """Extra tokens that enter a layer: w * tokens + (1 - w) * the current values of their rows."""
 
     tokens: Tensor
     at: int | None  #: their position; None: at the end
     token_weight: float  #: w
-    inserting: bool  #: their rows are made now, and hold the tokens alone
+    inserting: bool  #: their rows are inserted now, with the tokens alone
 
 
 # -- residual stream and norm -----------------------------------------------------------------------
@@ -159,7 +158,7 @@ class _AddNorm(torch.autograd.Function):
         new = x.new_empty(shape) if moved else x
         normed = x.new_empty(shape, dtype=dtype)
         stride = 0 if tokens is None or tokens.ndim == 2 else count * width
-        block = power(width)
+        block = next_power_of_two(width)
         _kernels().add_norm[(shape[0] * shape[1],)](
             x, x if change is None else change, x if tokens is None else tokens, weight, bias, new, normed,
             shape[1], start, count, stride, token_weight, eps, width,
@@ -190,7 +189,7 @@ class _AddNorm(torch.autograd.Function):
         d_x = new.new_empty(batch, length - (ctx.count if ctx.inserting else 0), width)
         d_change = d_x if ctx.change is None else torch.empty_like(d_x, dtype=ctx.change)
         d_tokens = d_x if ctx.tokens is None else new.new_empty(batch, ctx.count, width)
-        block = power(width)
+        block = next_power_of_two(width)
         _kernels().add_norm_backward[(batch * length,)](
             new, weight, d_x if d_new is None else d_new, d_normed.contiguous(), d_x, d_change, d_tokens,
             length, ctx.start, ctx.count, ctx.token_weight, ctx.eps, width,
