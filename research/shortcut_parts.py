@@ -18,7 +18,7 @@ from dear.heads.ablate import Collected, collect
 from dear.heads.known_roles import known_roles
 from dear.images.views import normalize
 from dear.world import factors as W
-from dear.world.renderer import compose, apply_styles, paste, to_bytes
+from dear.world.renderer import apply_styles, compose, paste, to_bytes
 from dear.world.scenes import sample
 from dear.world.shortcuts import KINDS, PLACES
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from dear.data import list_datasets, open_data
     from dear.export.task import export_run
     from dear.heads.discover import discover_roles
-    from dear.heads.roles import Role, RoleMap
+    from dear.heads.role import Role
+    from dear.heads.roles import RoleMap
     from dear.methods import DeAR, list_methods
     from dear.runs.model import Model
     from dear.tasks.adapt import adapt

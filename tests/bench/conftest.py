@@ -9,7 +9,8 @@ from PIL import Image
 from dear.clip import Clip, ClipConfig, TextConfig, VisionConfig
 from dear.clip.checkpoint import save_hf
 from dear.heads.names import CORE
-from dear.heads.roles import Role, RoleMap
+from dear.heads.role import Role
+from dear.heads.roles import RoleMap
 
 COLORS = {
     "red": (200, 30, 30),

@@ -13,7 +13,8 @@ from dear.heads.ablate import (
     role_effects,
 )
 from dear.heads.contributions import decompose
-from dear.heads.roles import Role, RoleMap
+from dear.heads.role import Role
+from dear.heads.roles import RoleMap
 
 
 def test_ablation_is_the_feature_with_the_mean_in_place(clip, images):

@@ -17,7 +17,8 @@ from dear.heads.contributions import head_maps
 from dear.heads.corpus import load_corpus
 from dear.heads.discover import default_phrases, discover_roles, text_features
 from dear.heads.from_weights import direction_outputs, draw_phrases, phrase_stability, weight_moments
-from dear.heads.roles import Role, RoleMap
+from dear.heads.role import Role
+from dear.heads.roles import RoleMap
 from dear.heads.stability import warnings_about
 from dear.heads.textspan import textspan, textspan_moments
 

@@ -12,7 +12,8 @@ from dear.clip.config import ClipConfig
 from dear.errors import DearError, RoleError
 from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.names import CORE
-from dear.heads.roles import Role, RoleMap
+from dear.heads.role import Role
+from dear.heads.roles import RoleMap
 from dear.heads.rules import (
     MeasuredHead,
     assign,

@@ -18,7 +18,8 @@ from dear.heads.corpus import Corpus
 from dear.heads.corpus.load import Phrase
 from dear.heads.discover import discover_roles
 from dear.heads.moments import Moments, SavedMoments
-from dear.heads.roles import Role, RoleMap
+from dear.heads.role import Role
+from dear.heads.roles import RoleMap
 from dear.heads.stability import BLOCKS, BlockMoments, bootstrap, measure_stability, warnings_about
 
 MAPS = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))

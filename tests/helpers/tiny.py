@@ -12,7 +12,8 @@ import dear
 from dear.clip import Clip, ClipConfig, TextConfig, VisionConfig
 from dear.heads.known_roles import known_roles
 from dear.heads.names import CORE
-from dear.heads.roles import Role, RoleMap
+from dear.heads.role import Role
+from dear.heads.roles import RoleMap
 from dear.methods import METHODS
 
 BOT, EOT = 49_406, 49_407

@@ -23,7 +23,8 @@ from dear.data import open_data
 from dear.data.names import readable
 from dear.data.open import BENCHMARKS, open_benchmark
 from dear.errors import DataError, DearError, InputError, UsageError
-from dear.heads.roles import Role, RoleMap
+from dear.heads.role import Role
+from dear.heads.roles import RoleMap
 from dear.methods import METHODS, DeAR, build_method
 from dear.report.page import Thumbnail
 from dear.studio.classify import Verdict, verdicts_html

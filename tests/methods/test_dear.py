@@ -11,7 +11,8 @@ from tiny import images, mixed_roles, tiny_clip, token_ids
 from dear.clip import Clip, ClipConfig, Record
 from dear.errors import RoleError, RunError, UsageError
 from dear.heads.names import CORE
-from dear.heads.roles import Role, RoleMap
+from dear.heads.role import Role
+from dear.heads.roles import RoleMap
 from dear.methods import DeAR
 
 NAMES = ["cat", "dog", "newt"]

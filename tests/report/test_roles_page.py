@@ -16,7 +16,8 @@ from dear.data.images import ListedImages
 from dear.errors import RoleError
 from dear.heads.corpus import Corpus, load_corpus
 from dear.heads.discover import discover_roles
-from dear.heads.roles import Role, RoleMap
+from dear.heads.role import Role
+from dear.heads.roles import RoleMap
 from dear.report.head_figures import layer_effects_figure, phrase_plane_figure
 from dear.studio.heads import map_html
 from dear.tasks.roles.evidence import measure_heads

@@ -223,7 +223,7 @@ def check_dataset(name: str, root: str | os.PathLike[str]) -> DatasetCheck:
     """Check the folder of a benchmark below `root`."""
     benchmark = find_benchmark(name)
     if benchmark is None:
-        raise UsageError(f"{name}: unknown benchmark; choose from {', '.join(BENCHMARKS)}")
+        raise UsageError(f"{name}: no such benchmark; choose from {', '.join(BENCHMARKS)}")
     home = Path(root) / benchmark.folder
     parts = _parts(benchmark)
     present = tuple(part for part in parts if (home / part).exists())

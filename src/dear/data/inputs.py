@@ -97,7 +97,7 @@ def check_labels(y: Any, count: int) -> np.ndarray[Any, Any]:
         raise InputError(f"label {missing[0]} is missing; add it, or leave out the image")
     kinds = {_label_kind(label) for label in values}
     if len(kinds) > 1:
-        raise InputError(f"labels must have one type, got {', '.join(sorted(kinds))}")
+        raise InputError(f"labels must have one type, got several ({', '.join(sorted(kinds))})")
     try:
         labels = np.array(values)
     except ValueError:
@@ -107,7 +107,7 @@ def check_labels(y: Any, count: int) -> np.ndarray[Any, Any]:
             f"labels must be a list with one label per image, got the shape {list(labels.shape)}"
         )
     if len(labels) != count:
-        raise InputError(f"labels must be {count}, one per image, got {len(labels)}")
+        raise InputError(f"labels must be {count}, one per image, got {len(labels)} labels")
     return labels
 
 
@@ -191,7 +191,9 @@ def label_names(labels: Sequence[Any], names: Any) -> tuple[str, ...]:
     else:
         missing = [label for label in labels if label not in names]
         if missing:
-            raise InputError(f"class_names must have a name for each label, but has none for {missing[0]!r}")
+            raise InputError(
+                f"class_names must name each label, but has no name for the label {missing[0]!r}"
+            )
         words = [str(names[label]) for label in labels]
     for index, word in enumerate(words):
         if words.index(word) < index:

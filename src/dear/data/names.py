@@ -93,7 +93,7 @@ def check_classes(raw: Sequence[str], names: Sequence[str], where: str) -> tuple
         reading = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
         if reading in seen:
             raise DataError(
-                f"{where}: the classes {seen[reading]!r} and {original!r} are both named {name!r}; "
+                f"{where}: the classes {seen[reading]!r} and {original!r} both read {name!r}; "
                 f"rename or merge them"
             )
         seen[reading] = original

@@ -261,7 +261,7 @@ def open_benchmark(
     """
     benchmark = find_benchmark(name)
     if benchmark is None:
-        raise UsageError(f"{name}: unknown benchmark; choose from {', '.join(BENCHMARKS)}")
+        raise UsageError(f"{name}: no such benchmark; choose from {', '.join(BENCHMARKS)}")
     listing = list_benchmark(benchmark, Path(root))
     rows = _pick(benchmark, listing, split)
     domains = listing.domains

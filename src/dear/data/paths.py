@@ -61,18 +61,16 @@ class Inside:
         if not plain or "\0" in plain:
             raise DataError(f"{where}: the path {path!r} is empty or malformed")
         if plain.startswith("/") or _DRIVE.match(plain):
-            raise DataError(f"{where}: a path must be relative to {self.root}, got {path!r}")
+            raise DataError(f"{where}: a path must be relative to {self.root}, got the absolute {path!r}")
         plain = os.path.normpath(plain).replace(os.sep, "/")
         if plain == ".." or plain.startswith("../"):
-            raise DataError(f"{where}: a path must stay inside {self.root}, got {path!r}")
+            raise DataError(f"{where}: a path must stay inside {self.root}, but {path!r} leaves it")
         folder, name = os.path.split(plain)
         if folder not in self._folders:
             self._folders[folder] = self._stays(folder)
         full = os.path.join(self._real, plain)
         if not self._folders[folder] or (os.path.islink(full) and not self._stays(plain)):
-            raise DataError(
-                f"{where}: {path!r} must stay inside {self.root}, but links out of it; copy it there"
-            )
+            raise DataError(f"{where}: a path must stay inside {self.root}, but {path!r} leaves it by a link")
         if not name or plain == ".":
             raise DataError(f"{where}: the path {path!r} names a folder, not an image")
         return plain

@@ -98,14 +98,14 @@ def pick_split(
         return list(range(len(keys)))
     if split not in ("train", "test"):
         raise DataError(
-            f"{where}: the data has no splits, so split must be train, test or all, got {split!r}"
+            f"{where}: the data names no splits, so split must be one of train, test and all, got {split!r}"
         )
     copies = None if root is None else find_file_duplicates([root / key for key in keys])
     held_out = hold_out(keys, groups, units=None if copies is None else copies.units)
     sentence = "" if copies is None else copies.sentence()
     unsearched = copies is not None and not copies.searched
     note(
-        f"{where}: the data has no splits, so about a fifth of each class is held out for testing: "
+        f"{where}: names no split, so about a fifth of each class is held out for testing: "
         f"{held_out.count(False)} images to train on, {held_out.count(True)} to test on"
         + (f"; {sentence} and stay together" if sentence else "")
         + (f"; near duplicates are searched in at most {MOST_IMAGES:,} images" if unsearched else "")

@@ -13,7 +13,8 @@ from dear.heads.contributions import Contributions, decompose, head_maps, head_o
 from dear.heads.corpus import Corpus, Phrase, load_corpus
 from dear.heads.discover import discover_roles
 from dear.heads.moments import Moments, moments
-from dear.heads.roles import Role, RoleMap
+from dear.heads.role import Role
+from dear.heads.roles import RoleMap
 from dear.heads.rules import concept_entropy, concept_shares, dominant, quantile, reassign_roles
 from dear.heads.textspan import Spans, textspan, textspan_moments
 

@@ -25,7 +25,8 @@ from dear.heads.from_weights import phrase_stability, weight_moments
 from dear.heads.information import measure_information
 from dear.heads.moments import EVERY, Moments, SavedMoments
 from dear.heads.names import CORE, PROTOTYPES, Head
-from dear.heads.roles import Role, RoleMap
+from dear.heads.role import Role
+from dear.heads.roles import RoleMap
 from dear.heads.rules import MeasuredHead, assign, check_rule
 from dear.heads.sentences import DEFAULT, Embedder, sentence_embedder, unit
 from dear.heads.stability import REPLICATES, BlockMoments, bootstrap

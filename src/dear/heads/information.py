@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from dear.heads.moments import Moments
-from dear.heads.roles import Information
+from dear.heads.role import Information
 from dear.heads.rules import concept_entropy, concept_shares
 
 ROTATIONS = 8

@@ -1,74 +1,29 @@
-"""Role maps: what each head of the last layers does, bound to the weights it was discovered on.
-
-`roles.json` is a role map as readable JSON in a stable order, checked when it is read.
-"""
+"""Role maps: what each head of the last layers does, bound to the weights it was discovered on."""
 
 from __future__ import annotations
 
 import html
-import json
 import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Meta, field, structs
+from msgspec import field, structs
 
 from dear.clip.model import Clip
 from dear.errors import RoleError
 from dear.heads.names import CORE, KINDS, Head
+from dear.heads.role import Information, Role
+from dear.heads.roles_file import ABOUT, format_roles, parse_roles
 from dear.utils.files import PathLike, read_json, write_atomic
-from dear.utils.text import Line, Strict, Whole, Word, check, parse_json
+from dear.utils.text import Strict, parse_json
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_FORMAT, _SCHEMA = "dear roles", 2
-CLEAR = 3.0  #: deviations by which the information of a map must exceed that of rotated heads
-_Count = Annotated[int, Meta(ge=1, le=512)]  # no tower has more layers or heads: more is a damaged file
-
-
-class Role(Strict, frozen=True):
-    """What one head does."""
-
-    kind: str  #: "core", "other", "generalization" or "mixed"
-    concept: Word | None = None  #: the concept a specialized head belongs to; None where none leads
-    #: Concept Entropy in bits; None where it was never measured (Table 2)
-    entropy: Annotated[float, Meta(ge=0)] | None = None
-    #: share of the head's phrases in each concept, largest first
-    shares: dict[Word, Annotated[float, Meta(ge=0, le=1)]] = field(default_factory=dict)
-    phrases: tuple[Line, ...] = ()  #: the phrases TEXTSPAN picked, in order
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise RoleError(f"{self.kind!r} is not a kind of role; choose from {', '.join(KINDS)}")
-        if self.kind in ("core", "other") and self.concept is None:
-            raise RoleError(f"a head of kind {self.kind!r} needs a concept")
-
-
-class Information(Strict, frozen=True):
-    """Information of a role map in bits, and that of the same heads rotated at random.
-
-    `dear.heads.information` measures it. `exceeds_chance` is the one rule for "close to chance".
-    """
-
-    bits: Annotated[float, Meta(ge=0)]
-    rotated: Annotated[float, Meta(ge=0)]  #: mean over random rotations
-    deviation: Annotated[float, Meta(ge=0)]  #: standard deviation over random rotations
-    rotations: Annotated[int, Meta(ge=2)]
-
-    @property
-    def exceeds_chance(self) -> bool:
-        """Whether the information of the heads exceeds that of rotated heads by `CLEAR` deviations.
-
-        >>> Information(1.65, 1.21, 0.10, 8).exceeds_chance, Information(0.40, 0.39, 0.02, 8).exceeds_chance
-        (True, False)
-        """
-        return self.bits > self.rotated + CLEAR * self.deviation
 
 
 class RoleMap(Strict, frozen=True):
@@ -270,7 +225,7 @@ class RoleMap(Strict, frozen=True):
     def table2(cls) -> RoleMap:
         """The supplement's Table 2: ViT-B/16, layers 9-12, with its phrases."""
         text = resources.files("dear.heads").joinpath("table2.json").read_text(encoding="utf-8")
-        return _parse(parse_json(text, "table2.json", "role map"), "table2.json")
+        return cls._read(parse_json(text, "table2.json", "role map"), "table2.json")
 
     @classmethod
     def load(cls, path: PathLike) -> RoleMap:
@@ -280,17 +235,20 @@ class RoleMap(Strict, frozen=True):
             DearError: the file is missing or not JSON.
             RoleError: it is JSON but not a complete role map.
         """
-        return _parse(read_json(path, "role map", max_bytes=64 * 1024 * 1024), str(Path(path)))
+        return cls._read(read_json(path, "role map", max_bytes=64 * 1024 * 1024), str(Path(path)))
+
+    @classmethod
+    def _read(cls, document: Any, source: str) -> RoleMap:
+        fields = parse_roles(document, source)
+        try:
+            return cls(**fields)
+        except RoleError as error:
+            raise RoleError(f"{source}: {error}") from None
 
     def save(self, path: PathLike) -> None:
         """Write the map atomically, as readable JSON in a stable order."""
-        top = {"format": _FORMAT, "schema": _SCHEMA} | {name: getattr(self, name) for name in _ABOUT}
-        top["parameters"] = dict(sorted(self.parameters.items()))
-        lines = "".join(f" {_dump(name)}: {_dump(value)},\n" for name, value in top.items())
-        rows = ({"layer": at[0], "head": at[1]} | structs.asdict(role) for at, role in self)
-        body = ",\n".join(f"  {_dump(row)}" for row in rows)
-        evidence = _dump(dict(self.evidence), indent=1).replace("\n", "\n ")
-        write_atomic(path, f'{{\n{lines} "roles": [\n{body}\n ],\n "evidence": {evidence}\n}}\n')
+        about = {name: getattr(self, name) for name in ABOUT}
+        write_atomic(path, format_roles(about, self, self.evidence))
 
     def check(self, clip: Clip, allow_other: bool = False) -> str | None:
         """Refuse to be used on weights the map was not computed on.
@@ -344,122 +302,3 @@ def _span(layers: Sequence[int]) -> str:
 def _short(fingerprint: str) -> str:
     """The first digits of a fingerprint."""
     return f"({fingerprint[:19]}…)"
-
-
-# -- the file -----------------------------------------------------------------------------------------------
-
-_ABOUT = ("backbone", "location", "fingerprint", "depth", "layers", "heads", "rule", "parameters", "core")
-
-
-class _Row(Role, frozen=True, kw_only=True):
-    """One head in the file."""
-
-    kind: Literal["core", "other", "generalization", "mixed"]
-    layer: _Count
-    head: Annotated[int, Meta(ge=0, lt=512)]
-    concept: Word | None  # in a file nothing may be missing
-    entropy: Annotated[float, Meta(ge=0)] | None
-    shares: dict[Word, Annotated[float, Meta(ge=0, le=1)]]
-    phrases: tuple[Line, ...]
-
-    def __post_init__(self) -> None:
-        try:
-            super().__post_init__()
-        except RoleError as error:
-            raise ValueError(str(error)) from None
-        if self.shares and abs(sum(self.shares.values()) - 1) > 1e-3:
-            raise ValueError(f"shares add up to {sum(self.shares.values()):.4f}, not to 1")
-
-
-class _File(Strict, frozen=True):
-    """The file."""
-
-    format: Literal["dear roles"]
-    schema: Literal[2]
-    backbone: Line
-    fingerprint: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{16,64}\Z")] | None
-    depth: _Count | None
-    layers: Annotated[list[_Count], Meta(min_length=1)]
-    heads: _Count
-    rule: Line
-    parameters: dict[str, Any]
-    core: Annotated[tuple[Word, ...], Meta(min_length=1)]
-    roles: list[_Row]
-    evidence: dict[str, Any]
-    location: Line | None = None
-
-    def __post_init__(self) -> None:
-        if self.layers != sorted(set(self.layers)):
-            raise ValueError("layers must ascend, each once")
-        if len(set(self.core)) != len(self.core):
-            raise ValueError("core must be a list of different concepts")
-        named = Counter((row.layer, row.head) for row in self.roles)
-        twice = next((key for key, count in named.items() if count > 1), None)
-        if twice is not None:
-            raise ValueError(f"head {twice} occurs twice")
-        if {layer for layer, _ in named} != set(self.layers):
-            raise ValueError(f"roles must be those of the layers {self.layers}")
-
-
-class _ConceptSize(msgspec.Struct, frozen=True):
-    phrases: Whole
-    clusters: Whole
-
-
-class _Concepts(msgspec.Struct, frozen=True):
-    way: Line = ""
-    phrases: Whole = 0
-    clusters: Whole = 0
-    noise: float = 0.0
-    agreement: dict[Line, float] = field(default_factory=dict)
-    concepts: dict[Line, _ConceptSize] = field(default_factory=dict)
-
-
-class _Corpus(msgspec.Struct, frozen=True):
-    name: Line = ""
-    phrases: Whole = 0
-
-
-class _Evidence(msgspec.Struct, frozen=True):
-    """What pages show of the evidence; other entries are allowed and not read."""
-
-    image_count: Whole = 0
-    image_source: Line = ""
-    corpus: _Corpus | None = None
-    concepts: _Concepts | None = None
-    concept_of: dict[Line, Line] = field(default_factory=dict)
-    explained: dict[Line, list[float]] | None = None
-    information: Information | None = None
-
-
-def _parse(document: Any, source: str) -> RoleMap:
-    """Check a parsed `roles.json` and build its map."""
-    if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        raise RoleError(f"{source}: is not a role map (no 'format')")
-    if document.get("schema") != _SCHEMA:
-        raise RoleError(
-            f"{source}: has schema {str(document.get('schema'))[:20]}, this version reads {_SCHEMA}; "
-            "discover the roles again"
-        )
-    read = check(document, _File, source, "role map", error=RoleError)
-    evidence = check(
-        read.evidence, _Evidence, f"{source}: evidence", "record of a discovery", error=RoleError
-    )
-    for layer, row in (evidence.explained or {}).items():
-        if len(row) != read.heads:
-            raise RoleError(
-                f"{source}: evidence: explained[{layer}] must have {read.heads} values, not {len(row)}"
-            )
-    table = {
-        (row.layer, row.head): Role(row.kind, row.concept, row.entropy, row.shares, row.phrases)
-        for row in read.roles
-    }
-    about = {name: getattr(read, name) for name in _ABOUT if name != "layers"}
-    try:
-        return RoleMap(table, **about, evidence=read.evidence)
-    except RoleError as error:
-        raise RoleError(f"{source}: {error}") from None
-
-
-def _dump(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from dear.errors import RoleError, UsageError
 from dear.heads.names import CONCEPTS, CORE, GENERAL, Head
-from dear.heads.roles import Role, RoleMap
+from dear.heads.role import Role
+from dear.heads.roles import RoleMap
 
 ROLE_CHANGES = ("uniform", "shuffled", "quantile", "dominant", "concepts", "from")
 

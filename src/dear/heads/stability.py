@@ -19,7 +19,8 @@ from torch import Tensor
 
 from dear.heads.moments import Moments
 from dear.heads.names import Head
-from dear.heads.roles import Role, RoleMap
+from dear.heads.role import Role
+from dear.heads.roles import RoleMap
 
 BLOCKS = 10
 REPLICATES = 10

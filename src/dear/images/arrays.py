@@ -32,12 +32,12 @@ def from_array(values: np.ndarray[Any, Any] | Tensor, name: str) -> Image.Image:
     elif np.issubdtype(array.dtype, np.floating):
         if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
             raise InputError(
-                f"{name}: numbers of type {array.dtype} must be from 0 to 1; pass the image as it was "
+                f"{name}: numbers of type {array.dtype} must be between 0 and 1; pass the image as it was "
                 "before normalization"
             )
         array = np.round(array * 255).astype(np.uint8)
     elif array.dtype != np.uint8:
         if not np.issubdtype(array.dtype, np.integer) or array.min() < 0 or array.max() > 255:
-            raise InputError(f"{name}: numbers of type {array.dtype} must be from 0 to 255")
+            raise InputError(f"{name}: numbers of type {array.dtype} must be between 0 and 255")
         array = array.astype(np.uint8)
     return Image.fromarray(np.ascontiguousarray(array))

@@ -10,7 +10,8 @@ from torch import Tensor
 from dear.clip.edit import BlockMask
 from dear.errors import RoleError, UsageError
 from dear.heads.names import CORE
-from dear.heads.roles import Role, RoleMap
+from dear.heads.role import Role
+from dear.heads.roles import RoleMap
 
 ISOLATIONS = ("bidirectional", "readonly")
 

@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dear.heads.names import KIND_TITLES, KINDS
-from dear.heads.roles import Role, RoleMap
+from dear.heads.role import Role
+from dear.heads.roles import RoleMap
 from dear.report.look import KIND_COLORS, concept_colors, ink_on
 
 KIND_MEANINGS = {

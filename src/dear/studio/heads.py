@@ -15,7 +15,8 @@ from dear.data.images import ImageSet, even_subset
 from dear.errors import UsageError
 from dear.heads.ablate import Collected, collect
 from dear.heads.activations import activating_images, attention_maps
-from dear.heads.roles import Role, RoleMap
+from dear.heads.role import Role
+from dear.heads.roles import RoleMap
 from dear.images.views import square
 from dear.report.headmap import KIND_MEANINGS, head_map, kind_meanings, role_title
 from dear.report.page import render
