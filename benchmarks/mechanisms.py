@@ -35,7 +35,8 @@ import dear
 from dear.clip.model import Clip
 from dear.clip.tower import Block
 from dear.clip.towers import Patches
-from dear.runs.model import Model, frozen_features
+from dear.runs.feature_cache import frozen_features
+from dear.runs.model import Model
 
 FORWARD = Block.forward
 ALL = "all mechanisms"

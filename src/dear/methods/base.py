@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -157,7 +158,8 @@ class Method(nn.Module):
         self._cache: Cache = {}
         self._last_bound: _BoundTexts | None = None
         self.build(torch.Generator().manual_seed(seed))
-        self._start_shapes = {name: tensor.shape for name, tensor in self.state_dict().items()}
+        #: shapes of the learned tensors before training
+        self.start_shapes = {name: tensor.shape for name, tensor in self.state_dict().items()}
 
     @classmethod
     def configure(cls, options: Mapping[str, Any], config: Any = None) -> Any:
@@ -280,17 +282,15 @@ class Method(nn.Module):
         parameter.lr_scale = lr_scale  # type: ignore[attr-defined]
         return parameter
 
-    @property
+    @cached_property
     def open_classes(self) -> bool:
         """Whether it can predict new classes: no learned tensor depends on the number of classes."""
-        if "_open_classes" not in self.__dict__:
-            # compare the shapes with those of the same method with another number of classes
-            ids, fewer = self.prompts.token_ids, len(self.classes) > 1
-            names = self.classes[:1] if fewer else (*self.classes, "something else")
-            ids = None if ids is None else ids[[0]] if fewer else ids[[0, 0]]
-            twin = self.untrained_copy(classes=names, ids=ids, trained=self.trained_classes)
-            self._open_classes = twin._start_shapes == self._start_shapes
-        return self._open_classes
+        # compare the shapes with those of the same method with another number of classes
+        ids, fewer = self.prompts.token_ids, len(self.classes) > 1
+        names = self.classes[:1] if fewer else (*self.classes, "something else")
+        ids = None if ids is None else ids[[0]] if fewer else ids[[0, 0]]
+        twin = self.untrained_copy(classes=names, ids=ids, trained=self.trained_classes)
+        return twin.start_shapes == self.start_shapes
 
     def inference_stage(self, pixels: Tensor, feature_of: Clip | None = None) -> Frozen:
         """The input of `logits_from_frozen` for pixels [B, 3, S, S].

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dear.clip.config import Head
 from dear.clip.model import Clip
-from dear.data.batches import over_batches, pixels_for
+from dear.data.batches import Images, over_batches, pixels_for
 from dear.data.content import stored_digest
 from dear.data.images import ImageSet
 from dear.methods.base import Method
@@ -144,6 +144,17 @@ class FeatureCache:
             indices,
             lambda rows: clip.encode_image(pixels_for(clip, images, rows)),
         )
+
+
+def frozen_features(clip: Clip, images: Images, progress: Progress | None = None) -> Tensor:
+    """Image features [n, E] of a backbone, on the CPU."""
+    parts, _ = over_batches(
+        images,
+        lambda some, rows: clip.encode_image(pixels_for(clip, some, rows)).float().cpu(),
+        clip,
+        progress=progress,
+    )
+    return torch.cat([torch.empty(0, clip.config.embed_dim), *parts])
 
 
 def learned_digest(kind: str, method: Method, *words: str) -> bytes:

@@ -1,18 +1,18 @@
 """Run folders: reading and writing the files of a training run.
 
-A folder holds `config.json` (all that is needed to build the method again), `adapter.safetensors` (learned
+A folder contains `config.json` (everything needed to build the method), `adapter.safetensors` (learned
 tensors only), `roles.json` where the method uses roles, `correction.safetensors` where a concept was removed
 from the image feature, `calibration.json` and `reference.safetensors` where probabilities were calibrated,
 `texts.safetensors` where classes have several texts, `metrics.json`, `log.jsonl`, and while training is not
 complete `resume.safetensors`.
-Every file is written atomically. This module does not depend on the method.
+Every file is written atomically.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import filelock
 import msgspec
 import torch
 
-from dear.calibration.reference import REFERENCE
+from dear.calibration.reference import REFERENCE, Reference
 from dear.calibration.scales import Calibration
 from dear.clip.correction import Correction
 from dear.clip.factory import list_backbones, load
@@ -48,7 +48,7 @@ from dear.utils.text import check, decode, parse_json
 FORMAT = "dear run"
 CORRECTION, CALIBRATION, TEXTS = "correction.safetensors", "calibration.json", "texts.safetensors"
 REQUIRED_FILES = ("config.json", "adapter.safetensors", "metrics.json")
-"""Files that every finished run has."""
+"""Files of every finished run."""
 FILES = (*REQUIRED_FILES, "roles.json", "log.jsonl", CORRECTION, CALIBRATION, REFERENCE, TEXTS)
 """Files that a finished run may have."""
 
@@ -216,12 +216,30 @@ def read_correction(folder: Path, entry: Any) -> Correction | None:
     return correction
 
 
+def write_learned(folder: Path, method: Method, metrics: Mapping[str, Any], lines: list[Line]) -> None:
+    """Write what a training learned: log, learned tensors, and metrics."""
+    write_log(folder, lines)
+    # One key: safetensors writes several in an order that changes from run to run.
+    words = {"dear": f"{method.name} on {method.clip.fingerprint}"}
+    write_safetensors(folder / "adapter.safetensors", method.adapter_state(), words)
+    write_json(folder / "metrics.json", plain(metrics))
+
+
 def write_calibration(folder: Path, calibration: Calibration | None) -> None:
     """Write the calibration to a run folder; None removes an older one."""
     if calibration is None:
         (folder / CALIBRATION).unlink(missing_ok=True)
     else:
         write_json(folder / CALIBRATION, msgspec.to_builtins(calibration))
+
+
+def write_answers(folder: Path, calibration: Calibration | None, reference: Reference | None) -> None:
+    """Write the calibration and the features that belong to it; None removes older ones."""
+    write_calibration(folder, calibration)
+    if reference is None:
+        (folder / REFERENCE).unlink(missing_ok=True)
+    else:
+        reference.save(folder)
 
 
 def read_calibration(folder: str | os.PathLike[str]) -> Calibration | None:

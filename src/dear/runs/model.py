@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from dear.calibration.reference import REFERENCE, Reference
+from dear.calibration.reference import Reference
 from dear.calibration.scale import Scale
 from dear.calibration.scales import Calibration
 from dear.clip.factory import pick_device
@@ -34,7 +34,7 @@ from dear.runs.answer import Answer, share_of_rejected
 from dear.runs.class_lists import combine_classes, resolve_classes, split_class_list
 from dear.runs.evaluate import Evaluation
 from dear.runs.evaluate_model import evaluate
-from dear.runs.feature_cache import FeatureCache, learned_digest
+from dear.runs.feature_cache import FeatureCache, frozen_features, learned_digest
 from dear.runs.folder import (
     load_run,
     locked,
@@ -42,8 +42,8 @@ from dear.runs.folder import (
     read_config,
     read_log,
     read_metrics,
-    write_calibration,
-    write_log,
+    write_answers,
+    write_learned,
     write_spec,
 )
 from dear.runs.predictions import Predictions
@@ -52,7 +52,6 @@ from dear.runs.recipe import Line
 from dear.runs.spec import Spec, digest, plain
 from dear.runs.tree import Tree
 from dear.utils.digest import of_parts
-from dear.utils.files import write_json, write_safetensors
 from dear.utils.progress import Progress
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
@@ -187,6 +186,11 @@ class Model:
         """Whether each class was trained."""
         known = set(self.method.trained_classes)
         return tuple(name in known for name in self.classes)
+
+    def __getattr__(self, name: str) -> Any:
+        """The error for a name known from another library contains the alternative."""
+        remedy = f"; use {_ALTERNATIVES[name]}" if name in _ALTERNATIVES else ""
+        raise AttributeError(f"'Model' object has no attribute {name!r}{remedy}")
 
     def __repr__(self) -> str:
         where = "" if self.path is None else f" in {self.path}"
@@ -519,11 +523,6 @@ class Model:
         predictions.require_readable()
         return predictions
 
-    def __getattr__(self, name: str) -> Any:
-        """The error for a name known from another library contains the alternative."""
-        remedy = f"; use {_ALTERNATIVES[name]}" if name in _ALTERNATIVES else ""
-        raise AttributeError(f"'Model' object has no attribute {name!r}{remedy}")
-
     def evaluate(
         self,
         images: ImageSet,
@@ -583,22 +582,9 @@ class Model:
             self.write(Path(folder))
 
     def write(self, folder: Path) -> None:
-        """Write what was learned into a run folder that has its `config.json` and is locked."""
-        method = self.method
-        write_log(folder, self.lines)
-        # One key: safetensors writes several in an order that changes from run to run.
-        words = {"dear": f"{method.name} on {method.clip.fingerprint}"}
-        write_safetensors(folder / "adapter.safetensors", method.adapter_state(), words)
-        write_json(folder / "metrics.json", plain(self.metrics))
-        self.write_answers(folder)
-
-    def write_answers(self, folder: Path) -> None:
-        """Write the calibration and the features that belong to it; None removes older ones."""
-        write_calibration(folder, self.calibration)
-        if self.reference is not None:
-            self.reference.save(folder)
-        else:
-            (folder / REFERENCE).unlink(missing_ok=True)
+        """Write everything learned into a run folder that has its `config.json` and is locked."""
+        write_learned(folder, self.method, self.metrics, self.lines)
+        write_answers(folder, self.calibration, self.reference)
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
@@ -623,14 +609,3 @@ class Model:
     def seconds(self) -> float:
         """Seconds of training, interrupted parts included."""
         return float(self.metrics.get("seconds", 0.0))
-
-
-def frozen_features(clip: Clip, images: Images, progress: Progress | None = None) -> Tensor:
-    """Image features [n, E] of a backbone, on the CPU."""
-    parts, _ = over_batches(
-        images,
-        lambda some, rows: clip.encode_image(pixels_for(clip, some, rows)).float().cpu(),
-        clip,
-        progress=progress,
-    )
-    return torch.cat([torch.empty(0, clip.config.embed_dim), *parts])

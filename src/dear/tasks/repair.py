@@ -17,9 +17,10 @@ from dear.data.open import open_data
 from dear.errors import RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.report.page import Table, percent, render
+from dear.runs.feature_cache import frozen_features
 from dear.runs.folder import check_folder, load_run, read_config
 from dear.runs.images import run_images
-from dear.runs.model import Model, frozen_features
+from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.shortcuts.causal import EditedSet, causal_test, edited_set
 from dear.shortcuts.directions import random_directions

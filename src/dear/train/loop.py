@@ -282,7 +282,8 @@ class Loop:
         if self._window:
             tensors["window"] = torch.stack(self._window)
         if self.scaler.is_enabled():
-            tensors["scaler"] = torch.tensor([self.scaler.get_scale(), self.scaler._get_growth_tracker()])
+            state = self.scaler.state_dict()
+            tensors["scaler"] = torch.tensor([state["scale"], state["_growth_tracker"]])
         return tensors, {"step": str(self.step), "parts": " ".join(self._names)}
 
     def restore(self, tensors: Mapping[str, Tensor], words: Mapping[str, str], lines: list[Line]) -> None:
