@@ -138,8 +138,8 @@ def find_twins(names: Sequence[str]) -> tuple[str, str] | None:
     ('cat', 'Cat')
     """
     readings: dict[str, str] = {}
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         twin = readings.setdefault(clean(name), name)
-        if len(readings) <= place:
+        if len(readings) <= index:
             return twin, name
     return None

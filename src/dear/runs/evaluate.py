@@ -23,7 +23,7 @@ BINS = 15  #: of the calibration error
 class Rejection:
     """How well a run separates images of its classes from images of no class."""
 
-    auroc: float  #: how often an image of a known class scores above one of no class
+    auroc: float  #: probability that an image of a known class scores above one of no class
     refused: float  #: share of images of known classes that are answered with "none of these"
     refused_low: float  #: 95% confidence interval of the share that is expected of as many images
     refused_high: float  #: its upper end; the share is often below `refused_low`, too
@@ -59,7 +59,7 @@ class Evaluation:
     unreadable: tuple[str, ...] = ()  #: why images were left out, one sentence each
     #: class and value of each image, if the set has values in addition to the class
     groups: tuple[str, ...] | None = None
-    trained: tuple[bool, ...] = ()  #: whether each class was trained; empty: no class differs from others
+    trained: tuple[bool, ...] = ()  #: whether each class was trained; empty: not distinguished
     scores: dict[str, Tensor] | None = None  #: mode -> [n], compared with thresholds; None: no calibration
     tree: dict[str, TreeFigures] | None = None  #: by mode, of a run with a tree of classes
     mode: str | None = None  #: the mode of `report`; None: the method's usual one
@@ -77,9 +77,9 @@ class Evaluation:
         """Share of images answered correctly, by mode and class; classes without images are left out."""
         result: dict[str, dict[str, float]] = {}
         for mode, answers in self.answers.items():
-            right = (answers == self.labels).double()
+            correct = (answers == self.labels).double()
             total = torch.bincount(self.labels, minlength=len(self.classes))
-            hits = torch.bincount(self.labels, weights=right, minlength=len(self.classes))
+            hits = torch.bincount(self.labels, weights=correct, minlength=len(self.classes))
             result[mode] = {
                 name: float(hits[i] / total[i]) for i, name in enumerate(self.classes) if total[i] > 0
             }
@@ -88,12 +88,12 @@ class Evaluation:
     def calibration_errors(self, mode: str | None = None) -> dict[str, float | None]:
         """Expected calibration error (15 bins) of all images, of trained and of new classes; None: none."""
         mode = self.pick(mode)
-        right = self.answers[mode] == self.labels
-        every, none = torch.ones_like(right), torch.zeros_like(right)
+        correct = self.answers[mode] == self.labels
+        all_images, none = torch.ones_like(correct), torch.zeros_like(correct)
         known = torch.tensor(self.trained)[self.labels] if self.trained else none
-        parts = {"ece": every, "ece_trained": known, "ece_new": ~known if self.trained else none}
+        parts = {"ece": all_images, "ece_trained": known, "ece_new": ~known if self.trained else none}
         return {
-            name: calibration_error(self.confidence[mode][part], right[part]) if bool(part.any()) else None
+            name: calibration_error(self.confidence[mode][part], correct[part]) if bool(part.any()) else None
             for name, part in parts.items()
         }
 
@@ -101,9 +101,9 @@ class Evaluation:
         """Share of images answered correctly, by group of class and value; empty without groups."""
         if self.groups is None:
             return {}
-        right = (self.answers[self.pick(mode)] == self.labels).tolist()
+        correct = (self.answers[self.pick(mode)] == self.labels).tolist()
         hits_of: dict[str, list[bool]] = {}
-        for group, hit in zip(self.groups, right, strict=True):
+        for group, hit in zip(self.groups, correct, strict=True):
             hits_of.setdefault(group, []).append(hit)
         return {group: sum(hits) / len(hits) for group, hits in hits_of.items()}
 
@@ -160,22 +160,22 @@ class Evaluation:
         return f"{head}<table><tr><th>class</th><th>accuracy</th></tr>{rows}</table>"
 
 
-def calibration_error(confidence: Tensor, right: Tensor) -> float:
+def calibration_error(confidence: Tensor, correct: Tensor) -> float:
     """Expected calibration error: |accuracy - confidence| of bins (a, b] of equal width, weighted by images.
 
-    `confidence` [n] is the probability of each answer, `right` [n] whether it was right.
+    `confidence` [n] is the probability of each answer, `correct` [n] whether the answer is correct.
 
     >>> calibration_error(torch.tensor([0.9, 0.9, 0.5]), torch.tensor([True, False, True]))
     0.4333333...
     """
-    sure = confidence.double()
-    place = (sure * BINS).ceil().clamp(1, BINS).long() - 1
-    gaps = torch.zeros(BINS, dtype=torch.float64).index_add_(0, place, right.double() - sure)
-    return float(gaps.abs().sum() / len(sure))
+    confidences = confidence.double()
+    bins = (confidences * BINS).ceil().clamp(1, BINS).long() - 1
+    gaps = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins, correct.double() - confidences)
+    return float(gaps.abs().sum() / len(confidences))
 
 
 def share_interval(hits: int, n: int, level: float = 0.9) -> tuple[float, float]:
-    """Clopper and Pearson's confidence interval of a share of which `hits` of `n` were seen.
+    """Clopper and Pearson's confidence interval of a share, from `hits` of `n`.
 
     >>> tuple(round(end, 3) for end in share_interval(0, 10))
     (0.0, 0.259)

@@ -42,27 +42,29 @@ def evaluate(
             probabilities = scaled.softmax(dim=-1)
             top = probabilities.max(dim=-1)
             score = scale.score(scaled, near, mode) if scores else top.values
-            every = top.values if tree is None else probabilities
-            answers[mode] = (top.indices, top.values, score, every)
+            for_tree = top.values if tree is None else probabilities
+            answers[mode] = (top.indices, top.values, score, for_tree)
         return answers
 
-    wanted = scores and scale.needs_nearness
-    parts, problems = model.map_logits(images, best, unreadable, cached, progress=progress, nearness=wanted)
+    needs_nearness = scores and scale.needs_nearness
+    parts, problems = model.map_logits(
+        images, best, unreadable, cached, progress=progress, nearness=needs_nearness
+    )
     keep = [row for row in range(len(images)) if row not in problems]
-    indices, values, kept_scores, every = (
+    indices, values, kept_scores, for_tree = (
         {mode: torch.cat([part[mode][column] for part in parts])[keep] for mode in model.modes}
         for column in range(4)
     )
     figures = None
     if tree is not None:
-        figures = {mode: tree_figures(tree, part, labels.cpu()[keep]) for mode, part in every.items()}
+        figures = {mode: tree_figures(tree, part, labels.cpu()[keep]) for mode, part in for_tree.items()}
     groups = group_names(images)
     return Evaluation(
         model.classes,
         labels.cpu()[keep],
         indices,
         values,
-        unreadable=tuple(problems[place] for place in sorted(problems)),
+        unreadable=tuple(problems[index] for index in sorted(problems)),
         groups=None if groups is None else tuple(groups[row] for row in keep),
         trained=() if isinstance(model.method, ZeroShot) else model.trained,
         scores=kept_scores if scores and model.calibration is not None else None,
@@ -103,6 +105,6 @@ def _evaluate_sets(
         {mode: part if limits is None else scale.probabilities(part) >= limits[mode]
          for mode, part in scaled.items()},
         {mode: scale.probabilities(part) for mode, part in scaled.items()} if limits else scaled,
-        unreadable=tuple(problems[place] for place in sorted(problems)),
+        unreadable=tuple(problems[index] for index in sorted(problems)),
         calibrated=limits is not None,
     )  # fmt: skip

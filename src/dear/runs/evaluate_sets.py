@@ -43,8 +43,8 @@ class SetEvaluation(Evaluation):
         result = {}
         for mode, scores in self.confidence.items():
             values = average_precision(scores, self.labels)
-            named = zip(self.classes, values.tolist(), strict=True)
-            result[mode] = {name: value for name, value in named if value == value}  # noqa: PLR0124 - NaN
+            by_class = zip(self.classes, values.tolist(), strict=True)
+            result[mode] = {name: value for name, value in by_class if value == value}  # noqa: PLR0124 - NaN
         return result
 
     @property
@@ -57,10 +57,10 @@ class SetEvaluation(Evaluation):
         answers, truth = self.answers[self.pick(mode)].double(), self.labels.double()
         hits, size = (answers * truth).sum(dim=0), answers.sum(dim=0) + truth.sum(dim=0)
         present = truth.sum(dim=0) > 0
-        each = 2 * hits / size.clamp(min=1)
+        per_class_f1 = 2 * hits / size.clamp(min=1)
         return {
             "micro_f1": float(2 * hits.sum() / size.sum().clamp(min=1)),
-            "macro_f1": float(each[present].mean()),
+            "macro_f1": float(per_class_f1[present].mean()),
         }
 
     def calibration_errors(self, mode: str | None = None) -> dict[str, float | None]:
@@ -68,9 +68,9 @@ class SetEvaluation(Evaluation):
         if not self.calibrated:
             return {"ece": None, "ece_trained": None, "ece_new": None}
         p = self.confidence[self.pick(mode)].flatten()  # [n, C] -> [n C]
-        right = (p >= 0.5) == self.labels.flatten()
+        correct = (p >= 0.5) == self.labels.flatten()
         return {
-            "ece": calibration_error(torch.maximum(p, 1 - p), right),
+            "ece": calibration_error(torch.maximum(p, 1 - p), correct),
             "ece_trained": None,
             "ece_new": None,
         }
@@ -87,28 +87,28 @@ class SetEvaluation(Evaluation):
             [weighted_precision(scores[:, c], truth[:, c], weights) for c in range(len(self.classes))], dim=1
         )  # [DRAWS, C]
         levels = torch.tensor(_LEVEL, dtype=torch.float64)
-        ends = {"": values.nanmean(dim=1).quantile(levels).tolist()}
-        for place, name in enumerate(self.classes):
-            if not bool(values[:, place].isnan().all()):
-                ends[name] = values[:, place].nanquantile(levels).tolist()
-        return {name: (low, high) for name, (low, high) in ends.items()}
+        bounds = {"": values.nanmean(dim=1).quantile(levels).tolist()}
+        for column, name in enumerate(self.classes):
+            if not bool(values[:, column].isnan().all()):
+                bounds[name] = values[:, column].nanquantile(levels).tolist()
+        return {name: (low, high) for name, (low, high) in bounds.items()}
 
     def report(self, mode: str | None = None) -> dict[str, Any]:
         """Plain values for JSON: mAP, F1, average precision per class with intervals, exact sets."""
         mode = self.pick(mode)
-        ends = self.intervals(mode)
+        bounds = self.intervals(mode)
         figures: dict[str, Any] = {
             "mode": mode,
             "task": "several labels",
             "map": self.mean_precision[mode],
-            "map_interval": list(ends[""]),
+            "map_interval": list(bounds[""]),
         }
         if self.calibrated:
             figures |= {**self.f1(mode), "accuracy": self.accuracy[mode]}
         return {
             **figures,
             "per_class": self.per_class[mode],
-            "intervals": {name: list(pair) for name, pair in ends.items() if name},
+            "intervals": {name: list(pair) for name, pair in bounds.items() if name},
             "images": len(self.labels),
             "modes": self.mean_precision,
             **self.calibration_errors(mode),
@@ -141,8 +141,9 @@ def average_precision(scores: Tensor, targets: Tensor) -> Tensor:
     >>> average_precision(torch.tensor([[0.9], [0.8], [0.1]]), torch.tensor([[1], [0], [1]]).bool())
     tensor([0.8333], dtype=torch.float64)
     """
-    every = torch.ones(1, len(scores), dtype=torch.float64)
-    return torch.cat([weighted_precision(scores[:, c], targets[:, c], every) for c in range(scores.shape[1])])
+    equal_weights = torch.ones(1, len(scores), dtype=torch.float64)
+    columns = range(scores.shape[1])
+    return torch.cat([weighted_precision(scores[:, c], targets[:, c], equal_weights) for c in columns])
 
 
 def weighted_precision(scores: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
@@ -156,5 +157,5 @@ def weighted_precision(scores: Tensor, truth: Tensor, weights: Tensor) -> Tensor
     hits, count = hits[:, last], count[:, last]
     gained = torch.diff(hits, prepend=hits.new_zeros(len(hits), 1))
     value = (gained * hits / count.clamp(min=1e-12)).sum(dim=1) / hits[:, -1]
-    some = (hits[:, -1] > 0) & (hits[:, -1] < count[:, -1])
-    return torch.where(some, value, torch.nan)
+    varied = (hits[:, -1] > 0) & (hits[:, -1] < count[:, -1])
+    return torch.where(varied, value, torch.nan)

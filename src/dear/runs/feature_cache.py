@@ -27,7 +27,7 @@ from dear.utils.progress import Progress
 
 VERSION = 3  #: of the rows; increase it when preprocessing or the towers change their results
 _FORMAT = b"safetensors"  # of stored rows
-_MOST_BYTES = 1 << 16  # of a row: larger ones would fill the disk
+_MAX_ROW_BYTES = 1 << 16  # of a row: larger ones would fill the disk
 _BATCH = 100
 
 Rows = Callable[[list[int]], Tensor]
@@ -40,11 +40,11 @@ class FeatureCache:
     def __init__(self, store: FeatureStore | None = None) -> None:
         self.store = FeatureStore() if store is None else store
 
-    def rows(self, what: bytes, images: ImageSet, indices: list[int], compute: Rows) -> Tensor:
+    def rows(self, namespace: bytes, images: ImageSet, indices: list[int], compute: Rows) -> Tensor:
         """Rows [b, ...] in float32 on the CPU; `what` identifies the computation and its weights."""
-        keys = _keys(images, indices, what)
-        known = self.store.get(keys.values())
-        missing = [index for index in indices if keys.get(index) not in known]
+        keys = _keys(images, indices, namespace)
+        stored = self.store.get(keys.values())
+        missing = [index for index in indices if keys.get(index) not in stored]
         computed: dict[int, Tensor] = {}
         shape: tuple[int, ...] | None = None
         if missing:
@@ -54,7 +54,7 @@ class FeatureCache:
             self._keep(images, computed, keys)
         result = []
         for index in indices:
-            row = computed[index] if index in computed else _unpack(known[keys[index]])
+            row = computed[index] if index in computed else _unpack(stored[keys[index]])
             if row is None or (shape is not None and tuple(row.shape) != shape):  # damaged: computed again
                 row = compute([index]).float().cpu()[0]
             result.append(row)
@@ -69,7 +69,7 @@ class FeatureCache:
                 for index, row in rows.items()
                 if index in keys
                 and index not in skipped
-                and row.numel() * 4 <= _MOST_BYTES
+                and row.numel() * 4 <= _MAX_ROW_BYTES
                 and bool(row.isfinite().all())
             }
         )
@@ -77,7 +77,7 @@ class FeatureCache:
     def image_features(self, clip: Clip, images: ImageSet, progress: Progress | None = None) -> Tensor:
         """Frozen image features [n, E] of CLIP's own view of every image, on the CPU."""
         parts, _ = over_batches(
-            images, lambda some, rows: self.features(clip, some, rows), clip,
+            images, lambda source, rows: self.features(clip, source, rows), clip,
             progress=progress, batch=_BATCH,
         )  # fmt: skip
         return torch.cat([torch.empty(0, clip.config.embed_dim), *parts])
@@ -91,7 +91,7 @@ class FeatureCache:
     ) -> tuple[Tensor, list[Tensor]]:
         """Image features [n, E], and the sum of the terms of each of G groups of heads, [n, E] each."""
         parts, _ = over_batches(
-            images, lambda some, rows: self._terms(clip, some, rows, groups), clip,
+            images, lambda source, rows: self._terms(clip, source, rows, groups), clip,
             progress=progress, batch=_BATCH,
         )  # fmt: skip
         empty = torch.empty(0, 1 + len(groups), clip.config.embed_dim)
@@ -150,7 +150,7 @@ def frozen_features(clip: Clip, images: Images, progress: Progress | None = None
     """Image features [n, E] of a backbone, on the CPU."""
     parts, _ = over_batches(
         images,
-        lambda some, rows: clip.encode_image(pixels_for(clip, some, rows)).float().cpu(),
+        lambda source, rows: clip.encode_image(pixels_for(clip, source, rows)).float().cpu(),
         clip,
         progress=progress,
     )
@@ -174,15 +174,15 @@ def learned_digest(kind: str, method: Method, *words: str) -> bytes:
     return digest.of_parts(_digest(kind, method.clip), described, learned)
 
 
-def _keys(images: ImageSet, indices: list[int], what: bytes) -> dict[int, bytes]:
+def _keys(images: ImageSet, indices: list[int], namespace: bytes) -> dict[int, bytes]:
     """The keys of those images that are files."""
-    return {index: key for index in indices if (key := content_key(images, index, what)) is not None}
+    return {index: key for index in indices if (key := content_key(images, index, namespace)) is not None}
 
 
-def content_key(images: ImageSet, index: int, what: bytes) -> bytes | None:
+def content_key(images: ImageSet, index: int, namespace: bytes) -> bytes | None:
     """The key of an image's row; None for an image that is in memory only."""
     content = stored_digest(images, index)
-    return None if content is None else digest.of_parts(_FORMAT, what, content)
+    return None if content is None else digest.of_parts(_FORMAT, namespace, content)
 
 
 def _digest(kind: str, clip: Clip) -> bytes:

@@ -70,7 +70,9 @@ def read_config(folder: str | os.PathLike[str]) -> Spec:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RunError(f"{path}: is not the configuration of a run")
     if document.get("schema") != SCHEMA:
-        raise RunError(f"{path}: has schema {document.get('schema')!r}; this version of dear reads {SCHEMA}")
+        raise RunError(
+            f"{path}: has schema {document.get('schema')!r}; this version of dear reads schema {SCHEMA}"
+        )
     return check(document, Spec, str(path), "run configuration", error=RunError)
 
 
@@ -194,7 +196,7 @@ def write_correction(folder: Path, correction: Correction | None) -> None:
 
 
 def read_correction(folder: Path, entry: Any) -> Correction | None:
-    """The correction that `config.json` of a run describes; None where it has none."""
+    """The correction in `config.json` of a run; None if it has none."""
     if entry is None:
         return None
     path = folder / CORRECTION
@@ -243,7 +245,7 @@ def write_answers(folder: Path, calibration: Calibration | None, reference: Refe
 
 
 def read_calibration(folder: str | os.PathLike[str]) -> Calibration | None:
-    """The calibration of a run folder; None where it has none."""
+    """The calibration of a run folder; None if it has none."""
     path = Path(folder) / CALIBRATION
     if not path.is_file():
         return None
@@ -287,7 +289,7 @@ def load_run(
         backbone: a `Clip`, or what `dear.load` takes; None: the one the run names.
         device: where to load the backbone.
         allow_other: accept a backbone with other weights of the same shape.
-        config: the run's `config.json`, where it is read already.
+        config: the run's `config.json`, if it has been read.
     """
     folder = Path(path)
     config = read_config(folder) if config is None else config
@@ -303,7 +305,7 @@ def load_run(
         what = "the same image tower with another text tower, temperature, architecture or preprocessing"
         raise RunError(
             f"{folder}: was trained on {config.backbone} ({config.identity[:19]}…), but {clip.name} "
-            f"({clip.identity[:19]}…) is {what if same else 'another backbone'}; load the one it had"
+            f"({clip.identity[:19]}…) is {what if same else 'another backbone'}; load the original one"
         )
     clip = clip.corrected(read_correction(folder, config.correction))
     try:
@@ -312,7 +314,7 @@ def load_run(
         if str(folder) in str(error):
             raise
         raise RunError(f"{folder / 'config.json'}: {error}") from error
-    except Exception as error:  # options of another kind than a method expects may fail in any way
+    except Exception as error:  # options of wrong types may fail in any way
         raise RunError(f"{folder / 'config.json'}: cannot be used ({reason_of(error)})") from error
     load_adapter(method, folder)
     return method

@@ -56,7 +56,7 @@ from dear.utils.progress import Progress
 
 Logits = dict[str, Tensor]  #: mode -> [n, C]
 Result = TypeVar("Result")
-#: names that users of other libraries try first -> what they are looking for
+#: names in other libraries -> the equivalent here
 _ALTERNATIVES = {
     "predict_proba": "model.probabilities(images)",
     "score": "dear.evaluate(model, data)",
@@ -215,7 +215,7 @@ class Model:
 
     @property
     def identity(self) -> str:
-        """Changes with anything that decides an answer: backbone, correction, adapter, calibration."""
+        """Hash of everything that determines answers: backbone, correction, adapter, calibration."""
         adapter = learned_digest("answers", self.method, *self.classes, self.template)
         calibration = None if self.calibration is None else msgspec.to_builtins(self.calibration)
         reference = "" if self.reference is None else self.reference.digest
@@ -223,7 +223,7 @@ class Model:
 
     @property
     def tree(self) -> Tree | None:
-        """The tree of its classes; None: they form none."""
+        """The tree of its classes; None if there is none."""
         parents = {} if self.spec is None else self.spec.tree
         return Tree(parents, self.classes) if any(name in parents for name in self.classes) else None
 
@@ -238,12 +238,12 @@ class Model:
 
     @cached_property
     def bound(self) -> Method:
-        """The method on the backbone in the model's precision; it shares everything learned."""
+        """The method on the backbone in the model's precision, with shared learned tensors."""
         return self.method.in_precision(self.precision)
 
     @property
     def scale(self) -> Scale:
-        """What turns logits of its classes into probabilities and decides which images are rejected."""
+        """The calibration for its classes: logits to probabilities, and the rejection of images."""
         method = self.method
         return Scale(
             self.calibration,
@@ -310,7 +310,7 @@ class Model:
     def forward(self, pixels: Tensor) -> Logits:
         """Logits [b, C] in every mode of normalized pixels [b, 3, S, S], uncalibrated, without gradient.
 
-        On a GPU the forward pass of a small batch size is recorded when it recurs, and replayed afterwards.
+        On a GPU the forward pass of a small batch size is recorded at its second batch, and then replayed.
         """
         method = self.bound
         with torch.no_grad():
@@ -335,9 +335,8 @@ class Model:
         Args:
             images: an image set, or files and Pillow images in a list.
             unreadable: "stop" raises at an image that cannot be read, "skip" returns rows of NaN for it.
-            cached: keep frozen features of image files in the user's cache and read them from there, for
-                methods that read nothing else.
-            frozen: `Method.inference_stage` of all images, where it is known: no image is read.
+            cached: use the cache of frozen features of image files, for methods that read nothing else.
+            frozen: `Method.inference_stage` of all images, if it is known; no image is read then.
             progress: called with ("images", images done, images in all).
         """
         parts, problems = self.map_logits(
@@ -366,20 +365,20 @@ class Model:
         """
         cache, method, scale = FeatureCache() if cached else None, self.bound, self.scale
 
-        def compute(some: ImageSet, rows: list[int]) -> Result:
+        def compute(source: ImageSet, rows: list[int]) -> Result:
             features = None
             if frozen is not None:
                 stage = frozen.rows(rows).map(lambda part: part.to(method.clip.device))
                 scores = method.logits_from_frozen(stage)
             elif cache is not None and method.cut == "feature":
-                stage = cache.some_frozen(method.clip, some, rows, method.focus)
+                stage = cache.some_frozen(method.clip, source, rows, method.focus)
                 features = stage.x
                 with torch.no_grad():
                     scores = method.logits_from_frozen(stage.map(lambda part: part.to(method.clip.device)))
             elif not nearness:
-                scores = self.forward(pixels_for(method.clip, some, rows))
+                scores = self.forward(pixels_for(method.clip, source, rows))
             else:
-                stage = method.inference_stage(pixels_for(method.clip, some, rows), method.clip)
+                stage = method.inference_stage(pixels_for(method.clip, source, rows), method.clip)
                 scores, features = method.logits_from_frozen(stage), stage.feature
             near = scale.nearness(features) if nearness and features is not None else None
             logits = {mode: part.float().cpu() for mode, part in scores.items()}
@@ -387,7 +386,7 @@ class Model:
                 broken = (~part.isfinite().all(dim=-1)).nonzero()[:, 0].tolist()
                 if broken:
                     raise TrainingError(
-                        f"{some.key(rows[broken[0]])}: the scores are not finite numbers (mode {mode}, "
+                        f"{source.key(rows[broken[0]])}: the scores are not finite numbers (mode {mode}, "
                         f"precision {self.precision}); use precision float32, or train with a lower lr",
                         hint="recipe",
                     )
@@ -453,7 +452,7 @@ class Model:
             add: see `with_classes`.
             reject: share of images of trained classes that may be refused (0.05, say), so that images of no
                 class are marked as rejected; None refuses none.
-            certain: of a run with a tree: the probability that a named node has at least; None: 0.8. See
+            certain: of a run with a tree: the least probability of a named node; None: 0.8. See
                 `dear.runs.tree`.
             unreadable: "stop" raises at an image that cannot be read, "skip" answers it with an error.
             progress: called with ("images", images done, images in all).
@@ -470,9 +469,9 @@ class Model:
             nearness=ranking.needs_nearness,
         )
         answers = []
-        for place, answer in enumerate(one for part in parts for one in part):
-            name = images.key(place) if isinstance(images, ImageSet) else name_of(images[place])
-            error = problems.get(place)
+        for index, answer in enumerate(one for part in parts for one in part):
+            name = images.key(index) if isinstance(images, ImageSet) else name_of(images[index])
+            error = problems.get(index)
             answers.append(replace(answer, image=name) if error is None else Answer(name, (), error))
         return answers
 
@@ -541,8 +540,7 @@ class Model:
             images: the labeled set.
             scores: also return the scores that thresholds for "none of these" are compared with.
             unreadable: "stop" refuses a set with images that cannot be read, "skip" leaves those out.
-            cached: keep frozen features of image files in the user's cache and read them from there, for
-                methods that read nothing else.
+            cached: use the cache of frozen features of image files, for methods that read nothing else.
             progress: called with ("images", images done, images in all).
         """
         return evaluate(self, images, scores, unreadable, cached, progress)

@@ -31,13 +31,13 @@ class Predictions(Sequence[Answer]):
     answers: tuple[Answer, ...]
 
     @overload
-    def __getitem__(self, place: int) -> Answer: ...
+    def __getitem__(self, index: int) -> Answer: ...
 
     @overload
-    def __getitem__(self, place: slice) -> Predictions: ...
+    def __getitem__(self, index: slice) -> Predictions: ...
 
-    def __getitem__(self, place: int | slice) -> Answer | Predictions:
-        return Predictions(self.answers[place]) if isinstance(place, slice) else self.answers[place]
+    def __getitem__(self, index: int | slice) -> Answer | Predictions:
+        return Predictions(self.answers[index]) if isinstance(index, slice) else self.answers[index]
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -46,8 +46,8 @@ class Predictions(Sequence[Answer]):
         return iter(self.answers)
 
     def __repr__(self) -> str:
-        shown = ", ".join(repr(label) for label in self.labels[:5]) + (", …" if len(self) > 5 else "")
-        return f"<Predictions: {len(self)} images, {shown}>"
+        labels = ", ".join(repr(label) for label in self.labels[:5]) + (", …" if len(self) > 5 else "")
+        return f"<Predictions: {len(self)} images, {labels}>"
 
     @property
     def labels(self) -> list[str | None]:
@@ -77,9 +77,9 @@ class Predictions(Sequence[Answer]):
         rows = []
         for answer in self.answers:
             row: dict[str, Any] = {"image": answer.image, "answer": answer_label(answer)}
-            for place in range(count):
-                name, value = answer.classes[place] if place < len(answer.classes) else (None, None)
-                row[f"class_{place + 1}"], row[f"probability_{place + 1}"] = name, value
+            for index in range(count):
+                name, value = answer.classes[index] if index < len(answer.classes) else (None, None)
+                row[f"class_{index + 1}"], row[f"probability_{index + 1}"] = name, value
             rows.append({**row, "rejected": answer.rejected, "error": answer.error})
         return rows
 

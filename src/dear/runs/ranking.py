@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Ranking:
-    """How a model answers: everything that is the same for every image is looked up once.
+    """Turns logits of a model into answers; everything that all images share is computed once.
 
     Args:
         model: on the classes of the answers.
         top: number of classes to list.
         mode: way to predict; None: the usual one.
         reject: share of images of trained classes that may be rejected; None: no image is.
-        certain: of a model with a tree: the probability that a named node has at least; None: 0.8.
+        certain: of a model with a tree: the least probability of a named node; None: 0.8.
 
     Raises:
         UsageError: an option is out of bounds, or the model has no calibration that it needs.
@@ -61,15 +62,15 @@ class Ranking:
         return self._scale.nearness(features)
 
     def answers(self, logits: Tensor, near: Tensor | None = None) -> list[Answer]:
-        """Answers without names of images, of uncalibrated logits [b, C] and nearness [b], on the CPU."""
+        """Answers without image names for uncalibrated logits [b, C] and nearness [b], on the CPU."""
         scaled = logits if self._factors is None else apply_scales(logits, self._factors.to(logits))
         probabilities = self._scale.probabilities(scaled)
         best = probabilities.topk(self._top, dim=-1)
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         classes = [tuple(zip(map(self._classes.__getitem__, n), p, strict=True)) for n, p in rows]
         if self._labels_from is not None:
-            has = (probabilities >= self._labels_from).tolist()
-            named = [tuple(name for name, one in zip(self._classes, row, strict=True) if one) for row in has]
+            assigned = (probabilities >= self._labels_from).tolist()
+            named = [tuple(compress(self._classes, row)) for row in assigned]
             return [
                 Answer("", likeliest, labels=labels) for likeliest, labels in zip(classes, named, strict=True)
             ]
@@ -82,6 +83,6 @@ class Ranking:
             nodes, low = [*named_nodes], None if none is None else torch.from_numpy(none)
         rejected = [None] * len(classes) if low is None else low.tolist()
         return [
-            Answer("", likeliest, rejected=no, node=None if no else node)
-            for likeliest, no, node in zip(classes, rejected, nodes, strict=True)
+            Answer("", likeliest, rejected=is_rejected, node=None if is_rejected else node)
+            for likeliest, is_rejected, node in zip(classes, rejected, nodes, strict=True)
         ]

@@ -27,8 +27,8 @@ from dear.utils.text import PRINTABLE, Strict, Whole
 
 SCHEMA = 1
 Name = Annotated[str, Meta(max_length=4096, pattern=PRINTABLE)]  #: text without control characters
-#: fields that decide what is learned, and their names in messages
-_DECIDING = {
+#: fields that determine what is learned, and their names in messages
+_DECISIVE = {
     "method": "method",
     "options": "options",
     "recipe": "recipe",
@@ -45,8 +45,8 @@ _DECIDING = {
     "focus": "focus",
     "calibrate": "calibrate",
 }
-#: fields that decide only where they are set: keys of earlier trainings stay the same
-_DECIDING_WHERE_SET = {
+#: the same for fields that are left out of the key if they are not set, so that older keys stay valid
+_DECISIVE_IF_SET = {
     "unlabeled_digest": "unlabeled images",
     "unlabeled_weight": "weight of unlabeled images",
     "texts": "texts of the classes",
@@ -66,7 +66,7 @@ def digest(value: Any) -> str:
 
 
 def roles_digest(roles: RoleMap) -> str:
-    """Hash of what a method sees of a role map: the kind of each head and, of core heads, the concept."""
+    """Hash of what a method reads of a role map: the kind of each head, and the concept of core heads."""
     heads = [[*key, role.kind, role.concept if role.kind == "core" else None] for key, role in roles]
     return digest({"core": roles.core, "heads": heads})
 
@@ -84,7 +84,7 @@ def data_digest(images: ImageSet) -> str:
 
 
 class Spec(Strict, frozen=True):
-    """Everything that decides a training."""
+    """Everything that determines a training."""
 
     format: Literal["dear run"] = "dear run"
     schema: Literal[1] = 1
@@ -117,12 +117,12 @@ class Spec(Strict, frozen=True):
     texts: dict[Name, tuple[Name, ...]] = msgspec.field(default_factory=dict)
     #: classes that were added to the trained ones afterwards, and the number of their images
     extended: dict[Name, Whole] = msgspec.field(default_factory=dict)
-    #: parent of each class and inner node of a tree, by which answers are read; it decides nothing learned
+    #: parent of each class and inner node of a tree, for answers; training does not depend on it
     tree: dict[Name, Name] = msgspec.field(default_factory=dict)
-    task: Literal["one label", "several labels"] = "one label"  #: per image; the data decides
+    task: Literal["one label", "several labels"] = "one label"  #: per image; follows from the data
 
     backbone: Name = "mini"
-    backbone_path: str | None = None  #: absolute path of the weights, where they are files of the user
+    backbone_path: str | None = None  #: absolute path of the weights, if they are files of the user
     identity: Name = ""  #: hash of the whole backbone: both towers, temperature, architecture, preprocessing
     fingerprint: Name = ""  #: hash of the visual weights, which role maps name
 
@@ -175,7 +175,7 @@ class Spec(Strict, frozen=True):
         )
 
     def changed(self, **changes: Any) -> Spec:
-        """The same with some fields changed; None leaves a field unchanged where it has another default."""
+        """A copy with some fields changed; None resets a field to its default."""
         known = {field.name: field for field in msgspec.structs.fields(self)}
         unknown = sorted(set(changes) - set(known))
         if unknown:
@@ -216,11 +216,11 @@ class Spec(Strict, frozen=True):
 
     @property
     def key(self) -> str:
-        """Sixteen hexadecimal digits that change with everything that decides what is learned."""
+        """Hash of everything that determines what is learned, sixteen hexadecimal digits."""
         return digest(self._decisive_fields())[:16]
 
     def _decisive_fields(self) -> dict[str, Any]:
-        values = {name: plain(getattr(self, name)) for name in _DECIDING}
+        values = {name: plain(getattr(self, name)) for name in _DECISIVE}
         values["correction"] = self.correction and self.correction.get("digest")
         if (self.unlabeled_digest or self.unlabeled) and self.unlabeled_weight != 0:
             source = self.unlabeled_digest or self.unlabeled  # a planned training knows no digest yet
@@ -234,7 +234,7 @@ class Spec(Strict, frozen=True):
         return values
 
     def differences(self, other: Spec) -> list[str]:
-        """What differs, in words: the parts, and of options and recipe the names in them.
+        """Names of the parts that differ; for options and recipe with the names of their values.
 
         >>> one = Spec(method="coop", options={"context": 4}, template="{}")
         >>> one.differences(one.changed(options={"context": 8}, template="a {}", preset="paper"))
@@ -242,7 +242,7 @@ class Spec(Strict, frozen=True):
         """
         differing = []
         ours, theirs = self._decisive_fields(), other._decisive_fields()
-        for name, words in (_DECIDING | _DECIDING_WHERE_SET).items():
+        for name, words in (_DECISIVE | _DECISIVE_IF_SET).items():
             one, two = ours.get(name), theirs.get(name)
             if isinstance(one, dict) and isinstance(two, dict) and one != two:
                 names = [key for key in {**one, **two} if one.get(key) != two.get(key)]
@@ -262,6 +262,6 @@ class Spec(Strict, frozen=True):
         return self.task == "several labels"
 
     def weights(self) -> str | Path:
-        """What to load as the backbone: the path it was loaded from, while it exists; else its name."""
+        """What to load as the backbone: its original path if that exists, otherwise its name."""
         path = self.backbone_path
         return Path(path) if path and os.path.isabs(path) and os.path.exists(path) else self.backbone

@@ -57,10 +57,10 @@ class Tree:
     @cached_property
     def members(self) -> Floats:
         """Whether each class is at or below each node, [C, N]."""
-        place = {node: number for number, node in enumerate(self.nodes)}
+        index_of = {node: number for number, node in enumerate(self.nodes)}
         members = np.zeros((len(self.classes), len(self.nodes)))
         for row, name in enumerate(self.classes):
-            members[row, [place[node] for node in self.path(name)]] = 1
+            members[row, [index_of[node] for node in self.path(name)]] = 1
         return members
 
     @cached_property
@@ -69,11 +69,11 @@ class Tree:
         return np.array([len(self.path(node)) for node in self.nodes], dtype=np.int64)
 
     def levels(self) -> list[IntArray]:
-        """Node of each class [C] at every level: itself where it is higher than the level."""
-        place = {node: number for number, node in enumerate(self.nodes)}
+        """Node of each class [C] at every level; the class itself below its own level."""
+        index_of = {node: number for number, node in enumerate(self.nodes)}
         paths = [self.path(name) for name in self.classes]
         return [
-            np.array([place[path[min(level, len(path)) - 1]] for path in paths], dtype=np.int64)
+            np.array([index_of[path[min(level, len(path)) - 1]] for path in paths], dtype=np.int64)
             for level in range(1, max(map(len, paths)) + 1)
         ]
 
@@ -87,9 +87,9 @@ class Tree:
         return sums
 
     def deepest(self, sums: Floats, certain: float, above: Mask | None = None) -> IntArray:
-        """Place of the deepest certain node of each row of `sums` [n, N]; of several the likeliest.
+        """Index of the deepest certain node of each row of `sums` [n, N], the likeliest of several; -1: none.
 
-        Where `above` [n] is True, classes do not count. -1: no node is certain.
+        Where `above` [n] is True, classes are not allowed.
         """
         allowed = sums >= certain
         if above is not None:
@@ -100,27 +100,26 @@ class Tree:
     def answers(
         self, probabilities: Any, certain: float, low: Any = None, lowest: Any = None
     ) -> tuple[list[tuple[str, float]], Mask | None]:
-        """The node and its probability that each image is answered with, and which images are rejected.
+        """The answered node of each image with its probability, and which images are rejected.
 
         Args:
             probabilities: of the classes, [n, C].
-            certain: probability that a named node has at least; where none has it, the likeliest node at the
-                top is named.
-            low: whether each image scores below the threshold of rejection [n]: no class is named.
+            certain: least probability of a named node; if none has it, the likeliest top node is named.
+            low: whether each image scores below the threshold of rejection [n]; then no class is named.
             lowest: whether it scores below that of "none of these" [n]; with `low` only.
         """
         sums = self.sums(probabilities)
         above = None if low is None else np.asarray(low, dtype=bool)
-        places = self.deepest(sums, certain, above)
-        rejected = None if above is None else above & ((places < 0) | np.asarray(lowest, dtype=bool))
+        nodes = self.deepest(sums, certain, above)
+        rejected = None if above is None else above & ((nodes < 0) | np.asarray(lowest, dtype=bool))
         top = np.where(self.depths > 1, -1.0, sums).argmax(axis=1)
-        places = np.where(places < 0, top, places)
-        rows = enumerate(places.tolist())
-        return [(self.nodes[place], float(sums[row, place])) for row, place in rows], rejected
+        nodes = np.where(nodes < 0, top, nodes)
+        rows = enumerate(nodes.tolist())
+        return [(self.nodes[node], float(sums[row, node])) for row, node in rows], rejected
 
 
 def check_certain(certain: float | None, tree: Tree | None) -> float:
-    """The probability that a named node has at least, `CERTAIN` for None.
+    """The least probability of a named node, `CERTAIN` for None.
 
     Raises:
         UsageError: it is out of bounds, or there is no tree.
@@ -138,7 +137,7 @@ class TreeFigures:
     """Accuracy of one mode by level of the tree, and of the deepest certain nodes."""
 
     levels: tuple[float, ...]  #: share of images whose node at each level, from the top, is right
-    certain: float  #: the probability that a named node has at least
+    certain: float  #: the least probability of a named node
     accuracy: float  #: share of named nodes that are the true class or above it
     named: tuple[float, ...]  #: share of images that are answered with a node of each level
     unnamed: float  #: share of images without a certain node
@@ -162,14 +161,14 @@ def tree_figures(tree: Tree, probabilities: Any, labels: Any, certain: float = C
         kept = np.unique(nodes)
         answers = kept[sums[:, kept].argmax(axis=1)]
         shares.append(float((answers == nodes[truth]).mean()))
-    named = tree.deepest(sums, certain)
-    known = named >= 0
-    right = tree.members[truth[known], named[known]] > 0
-    depth = tree.depths[named.clip(min=0)]
+    nodes_of_images = tree.deepest(sums, certain)
+    has_node = nodes_of_images >= 0
+    correct = tree.members[truth[has_node], nodes_of_images[has_node]] > 0
+    depth = tree.depths[nodes_of_images.clip(min=0)]
     return TreeFigures(
         tuple(shares),
         certain,
-        float(right.mean()) if len(right) else float("nan"),
-        tuple(float((known & (depth == level)).mean()) for level in range(1, len(shares) + 1)),
-        float((~known).mean()),
+        float(correct.mean()) if len(correct) else float("nan"),
+        tuple(float((has_node & (depth == level)).mean()) for level in range(1, len(shares) + 1)),
+        float((~has_node).mean()),
     )

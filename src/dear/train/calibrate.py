@@ -31,8 +31,8 @@ from dear.train.crossval import (
 )
 from dear.utils.progress import Progress
 
-FOLDS = 10  #: parts of the images held out in turn for methods whose trainings take a moment
-SLOW_FOLDS = 3  #: for others
+FOLDS = 10  #: parts of the images held out in turn for quick methods
+SLOW_FOLDS = 3  #: the same for other methods
 CLASS_FOLDS = 3  #: parts of the images held out in turn while half of the classes are held out
 LEAST_IMAGES = 10  #: held-out images that a temperature needs
 LEAST_NEW = 4  #: classes held out in all trainings that a temperature of new classes needs
@@ -61,7 +61,7 @@ def calibrate(
         progress: called with ("calibration", percent done, 100).
 
     Returns:
-        None where fewer than 10 images can be held out.
+        None if fewer than 10 images can be held out.
     """
     labels = trials.images.labels
     if trials.duplicates is None:
@@ -82,25 +82,31 @@ def calibrate(
 
     trials = replace(trials, progress=step)
     folds, parts = calibration_folds(method, labels, units)
-    held = concat_folds(list(islice(iter_folds(method, trials, folds), parts)))
+    held_out = concat_folds(list(islice(iter_folds(method, trials, folds), parts)))
     if method.several:
-        return fit_sets(held, targets_of(trials.images), parts)
+        return fit_sets(held_out, targets_of(trials.images), parts)
     if method.quick:
         without_classes = list(classes_held_out(method, trials, CLASS_FOLDS, rotate=True))
     else:
         without_classes = [some_classes_held_out(method, trials)] if len(method.classes) > 2 else []
     if progress is not None:
         progress("calibration", 100, 100)
-    calibration = fit_calibration(held, without_classes, method.open_classes, parts)
+    calibration = fit_calibration(held_out, without_classes, method.open_classes, parts)
     if features is None:
         return calibration
     return with_nearness(
-        calibration, held, without_classes, features.cpu(), labels.cpu(), method.classes, trials.duplicates
+        calibration,
+        held_out,
+        without_classes,
+        features.cpu(),
+        labels.cpu(),
+        method.classes,
+        trials.duplicates,
     )
 
 
 def trial_costs(method: Method, labels: Tensor, seed: int, units: IntArray | None = None) -> list[float]:
-    """What each training of a calibration costs, as a share of training on all images; [] where none is made.
+    """The cost of each training of a calibration relative to training on all images; [] if there is none.
 
     `labels` are those of the training images, each once, `seed` is the recipe's; `units` [n]: copies of an
     image have the same. None: there are no copies.
@@ -132,28 +138,30 @@ def calibration_folds(method: Method, labels: Tensor, units: IntArray | None = N
 
 
 def fit_calibration(
-    held: HeldOut, without_classes: list[HeldOutClasses], open_classes: bool, folds: int
+    held_out: HeldOut, without_classes: list[HeldOutClasses], open_classes: bool, folds: int
 ) -> Calibration:
     """The calibration from cross-validated logits."""
     bias = 0.0 if folds >= FOLDS else TWO_THIRDS_BIAS
-    modes = {mode: _fit_mode(mode, held, without_classes, open_classes, bias) for mode in held.logits}
-    return Calibration(images=len(held.labels), folds=folds, class_folds=len(without_classes), modes=modes)
+    modes = {mode: _fit_mode(mode, held_out, without_classes, open_classes, bias) for mode in held_out.logits}
+    return Calibration(
+        images=len(held_out.labels), folds=folds, class_folds=len(without_classes), modes=modes
+    )
 
 
-def fit_sets(held: HeldOut, targets: Tensor | None, folds: int) -> Calibration:
+def fit_sets(held_out: HeldOut, targets: Tensor | None, folds: int) -> Calibration:
     """The calibration of several labels (bool [n, C] of all images) from cross-validated logits."""
     assert targets is not None
-    truth = targets[held.rows]
+    truth = targets[held_out.rows]
     modes = {}
-    for mode, logits in held.logits.items():
+    for mode, logits in held_out.logits.items():
         temperature, biases = fit_sigmoids(logits, truth)
         probabilities = (logits.double() / temperature + biases).sigmoid()
         # [n, C] -> [n C]
-        sure = torch.maximum(probabilities, 1 - probabilities).flatten()
-        right = ((probabilities >= 0.5) == truth).flatten()
+        confidence = torch.maximum(probabilities, 1 - probabilities).flatten()
+        correct = ((probabilities >= 0.5) == truth).flatten()
         modes[mode] = ModeCalibration(
             temperature=temperature,
-            ece_after=min(1.0, calibration_error(sure, right)),
+            ece_after=min(1.0, calibration_error(confidence, correct)),
             biases=_rounded(biases),
             thresholds=_rounded(best_thresholds(probabilities, truth)),
         )
@@ -161,9 +169,9 @@ def fit_sets(held: HeldOut, targets: Tensor | None, folds: int) -> Calibration:
 
 
 def _fit_mode(
-    mode: str, held: HeldOut, without_classes: list[HeldOutClasses], open_classes: bool, bias: float
+    mode: str, held_out: HeldOut, without_classes: list[HeldOutClasses], open_classes: bool, bias: float
 ) -> ModeCalibration:
-    logits, labels = held.logits[mode], held.labels
+    logits, labels = held_out.logits[mode], held_out.labels
     temperature = cautious_temperature(logits, labels, bias, TOWER_CAUTION if bias else CAUTION)
     before, after = (_error(z, labels) for z in (logits, logits / temperature))
     new_temperature = temperature
@@ -185,7 +193,7 @@ def _fit_mode(
 
 def with_nearness(
     calibration: Calibration,
-    held: HeldOut,
+    held_out: HeldOut,
     without_classes: list[HeldOutClasses],
     features: Tensor,
     labels: Tensor,
@@ -199,18 +207,18 @@ def with_nearness(
     """
     if duplicates is None:
         duplicates = Duplicates(
-            equal_rows(features), tuple(str(place).encode() for place in range(len(labels)))
+            equal_rows(features), tuple(str(index).encode() for index in range(len(labels)))
         )
     units = duplicates.units
-    kept = draw_reference(labels, units, duplicates.contents)
-    nearness = held_out_nearness(features, kept, held.rows, units)
+    reference_rows = draw_reference(labels, units, duplicates.contents)
+    nearness = held_out_nearness(features, reference_rows, held_out.rows, units)
     nearness_without = []
     for part in without_classes:
         known = torch.tensor([classes.index(name) for name in part.trained])
         of_known = torch.isin(labels, known).nonzero()[:, 0]
         copies = duplicates.subset(of_known.tolist())
-        kept = of_known[draw_reference(labels[of_known], copies.units, copies.contents)]
-        nearness_without.append(held_out_nearness(features, kept, part.rows, units))
+        reference_rows = of_known[draw_reference(labels[of_known], copies.units, copies.contents)]
+        nearness_without.append(held_out_nearness(features, reference_rows, part.rows, units))
     modes = {
         name: msgspec.structs.replace(mode, auroc=_separation(name, without_classes, nearness_without))
         for name, mode in calibration.modes.items()
@@ -265,9 +273,9 @@ def _separation(
         if not 0 < int(unknown.sum()) < len(unknown):
             continue
         largest = part.logits[mode][:, :columns].amax(dim=-1).double()
-        near = (
+        nearness_of_part = (
             None if nearness is None else standardize(nearness[number].double(), nearness[number][~unknown])
         )
-        score = combine_scores(standardize(largest, largest[~unknown]), near)
+        score = combine_scores(standardize(largest, largest[~unknown]), nearness_of_part)
         values.append(auroc(score[~unknown], score[unknown]))
     return sum(values) / len(values) if values else None

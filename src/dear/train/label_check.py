@@ -25,7 +25,7 @@ from dear.calibration.sets import fit_sigmoids
 from dear.data.folds import IntArray, feature_folds
 from dear.data.images import ImageSet, main_labels, targets_of
 
-FACTOR = 20.0  #: how many times more probable another class must be
+FACTOR = 20.0  #: least ratio of the probabilities of another class and of the label
 FOLDS = 5
 NAMED = 3  #: suspects that a notice names
 LEAST_IMAGES = 30  #: labels of smaller sets are checked only on request
@@ -47,7 +47,7 @@ class Suspect:
 
     @property
     def factor(self) -> float:
-        """How many times more probable the suggestion is."""
+        """Ratio of the probabilities of suggestion and label."""
         return self.confidence / max(self.label_probability, 1e-12)
 
 
@@ -68,18 +68,18 @@ def out_of_sample(
     probabilities = np.zeros((len(y), classes))
     probabilities[np.arange(len(y)), y] = 1.0
     fold = feature_folds(features, labels, FOLDS, units, seed).numpy()
-    several = np.flatnonzero(fold >= 0)
-    if len(np.unique(y[several])) < 2:
+    judged = np.flatnonzero(fold >= 0)
+    if len(np.unique(y[judged])) < 2:
         return probabilities
-    for number in np.unique(fold[several]):
-        known, held = several[fold[several] != number], several[fold[several] == number]
+    for number in np.unique(fold[judged]):
+        known, held = judged[fold[judged] != number], judged[fold[judged] == number]
         with warnings.catch_warnings():  # the last digits of a probability do not matter here
             warnings.simplefilter("ignore", ConvergenceWarning)
             model = LogisticRegression(C=1.0, max_iter=200).fit(x[known], y[known])
         rows = np.zeros((len(held), classes))
         rows[:, model.classes_] = model.predict_proba(x[held])
         probabilities[held] = rows
-    probabilities[several] = _calibrated(probabilities[several], y[several])
+    probabilities[judged] = _calibrated(probabilities[judged], y[judged])
     return probabilities
 
 
@@ -131,28 +131,30 @@ def label_probabilities(
 def _suspected_sets(images: ImageSet, probabilities: Floats, targets: Tensor) -> tuple[Suspect, ...]:
     """Labels that look wrong ("red", or "not red"?) and labels that look missing ("not red", or "red"?)."""
     present = targets.numpy()  # [n, C]
-    of_label = np.where(present, probabilities, 1 - probabilities)
-    places = np.argwhere(1 - of_label >= FACTOR * of_label)
-    order = np.argsort(of_label[tuple(places.T)], kind="stable")
+    label_probability = np.where(present, probabilities, 1 - probabilities)
+    indices = np.argwhere(1 - label_probability >= FACTOR * label_probability)
+    order = np.argsort(label_probability[tuple(indices.T)], kind="stable")
     suspects = []
-    for index, label in places[order].tolist():
+    for index, label in indices[order].tolist():
         name = images.classes[label]
         label_name, other = (name, f"not {name}") if present[index, label] else (f"not {name}", name)
-        value = float(of_label[index, label])
+        value = float(label_probability[index, label])
         suspects.append(Suspect(index, images.key(index), label_name, other, 1 - value, value))
     return tuple(suspects)
 
 
 def rank_labels(probabilities: Floats, labels: Tensor) -> tuple[list[int], npt.NDArray[np.int64]]:
-    """Places of the labels that look wrong, the least probable first, and the best other class [n]."""
+    """Indices of the labels that look wrong, the least probable first, and the best other class [n]."""
     y = labels.numpy()
     rows = np.arange(len(y))
     others = probabilities.copy()
-    of_label = others[rows, y]
+    label_probability = others[rows, y]
     others[rows, y] = -1.0
     best = others.argmax(axis=1)
-    suspected = others[rows, best] >= FACTOR * of_label
-    return [index for index in np.argsort(of_label, kind="stable").tolist() if suspected[index]], best
+    suspected = others[rows, best] >= FACTOR * label_probability
+    return [
+        index for index in np.argsort(label_probability, kind="stable").tolist() if suspected[index]
+    ], best
 
 
 def suspects_of(
@@ -168,7 +170,7 @@ def suspects_of(
         return _suspected_sets(images, label_probabilities(features.cpu(), targets, seed, units), targets)
     labels = images.labels.cpu()
     probabilities = out_of_sample(features.cpu(), labels, len(images.classes), seed, units)
-    places, best = rank_labels(probabilities, labels)
+    indices, best = rank_labels(probabilities, labels)
     names = labels.tolist()
     return tuple(
         Suspect(
@@ -179,7 +181,7 @@ def suspects_of(
             float(probabilities[index, best[index]]),
             float(probabilities[index, names[index]]),
         )
-        for index in places
+        for index in indices
     )
 
 
@@ -189,7 +191,8 @@ def label_summary(images: ImageSet, features: Tensor, units: IntArray | None = N
         return None
     suspects = suspects_of(images, features, units=units)
     first = [
-        {"image": each.key, "label": each.label, "suggestion": each.suggestion} for each in suspects[:NAMED]
+        {"image": suspect.key, "label": suspect.label, "suggestion": suspect.suggestion}
+        for suspect in suspects[:NAMED]
     ]
     return {"images": len(images), "look_wrong": len(suspects), "first": first}
 
@@ -203,13 +206,14 @@ def label_sentence(labels: Mapping[str, Any] | None) -> str:
     """
     if not labels or not labels["look_wrong"]:
         return ""
-    count, one = labels["look_wrong"], labels["look_wrong"] == 1
+    count, single = labels["look_wrong"], labels["look_wrong"] == 1
     named = "; ".join(
-        f"{each['image']!r}: {each['label']}, or {each['suggestion']}?" for each in labels["first"]
+        f"{suspect['image']!r}: {suspect['label']}, or {suspect['suggestion']}?"
+        for suspect in labels["first"]
     )
     rest = count - len(labels["first"])
     named += f"; and {rest} more" if rest > 0 else ""
     return (
-        f"{count} of {labels['images']} training labels look{'s' if one else ''} wrong ({named}); "
-        f"dear data check shows {'it' if one else 'them'}"
+        f"{count} of {labels['images']} training labels look{'s' if single else ''} wrong ({named}); "
+        f"dear data check shows {'it' if single else 'them'}"
     )

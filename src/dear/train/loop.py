@@ -83,7 +83,7 @@ class RecordedStep(EagerStep):
         self._updates = can_record(parts.optimizer)  # else the update is not part of the recording
 
     def __call__(self, number: int) -> Loss:
-        """As the base's."""
+        """Take step `number`; see `EagerStep`."""
         parts, inputs = self.parts, self.inputs.at(number)
         flat = (*inputs.frozen, inputs.labels, inputs.domains)
         full = len(inputs.labels) == parts.feed.recipe.batch
@@ -246,15 +246,15 @@ class Loop:
     def check(self) -> list[list[float]]:
         """Losses since the last line, read from the device: `[steps][1 + parts]`."""
         rows: list[list[float]] = torch.stack(self._window).tolist() if self._window else []
-        for place, row in enumerate(rows):
-            broken = [n for n, value in zip(self._names, row, strict=True) if not math.isfinite(value)]
-            if broken:
-                at = self.step - len(rows) + place + 1
-                part = next((n for n in broken if n != "loss"), "loss")
-                rate = self.rates[at - 1]
+        for number, row in enumerate(rows):
+            not_finite = [n for n, value in zip(self._names, row, strict=True) if not math.isfinite(value)]
+            if not_finite:
+                step = self.step - len(rows) + number + 1
+                part = next((n for n in not_finite if n != "loss"), "loss")
+                rate = self.rates[step - 1]
                 wider = "" if self.dtype == torch.float32 else ", or set its precision to float32"
                 raise TrainingError(
-                    f"training stopped: {part} is not a finite number at step {at} of {self.steps} "
+                    f"training stopped: {part} is not a finite number at step {step} of {self.steps} "
                     f"(learning rate {rate:g}); lower the recipe's lr{wider}",
                     hint="recipe",
                 )

@@ -184,7 +184,7 @@ def open_readable(pool: PathLike | ImageSet | Sequence[ImageLike]) -> tuple[Imag
     bad = find_unreadable(images, range(len(images)))
     if len(bad) == len(images):
         raise DataError(f"{images.name}: none of its images can be read; the first: {bad[0].reason}")
-    places = {item.place for item in bad}
+    places = {item.index for item in bad}
     readable = (
         images.subset([index for index in range(len(images)) if index not in places]) if bad else images
     )

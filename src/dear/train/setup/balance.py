@@ -12,7 +12,7 @@ from dear.data.images import ImageSet, targets_of
 from dear.runs.recipe import Recipe
 
 LEAST_STEPS = 200  #: training steps, however small the set
-MOST_REPEATS = 16  #: how often an image of a rare class is repeated at most
+MOST_REPEATS = 16  #: most repeats of an image of a rare class
 _UNBALANCED = 2.0  # largest class over smallest class
 
 
@@ -25,21 +25,21 @@ def counts(images: ImageSet) -> list[int]:
 
 
 def balanced_rows(labels: Tensor) -> list[int]:
-    """Places of images, those of rare classes repeated, so that an epoch shows classes about equally often.
+    """Indices of images, those of rare classes repeated, so that an epoch shows classes about equally often.
 
     Every image occurs once if the largest class has less than twice the images of the smallest.
     """
-    number = [n for n in torch.bincount(labels).tolist() if n]
-    if max(number) < _UNBALANCED * min(number):
+    images_per_class = [n for n in torch.bincount(labels).tolist() if n]
+    if max(images_per_class) < _UNBALANCED * min(images_per_class):
         return list(range(len(labels)))
-    wanted = [min(max(number), MOST_REPEATS * n) for n in number]
+    target_counts = [min(max(images_per_class), MOST_REPEATS * n) for n in images_per_class]
     members: dict[int, list[int]] = {label: [] for label in labels.unique().tolist()}
     for index, label in enumerate(labels.tolist()):
         members[label].append(index)
     return [
-        group[place % len(group)]
-        for group, total in zip(members.values(), wanted, strict=True)
-        for place in range(total)
+        group[repeat % len(group)]
+        for group, total in zip(members.values(), target_counts, strict=True)
+        for repeat in range(total)
     ]
 
 

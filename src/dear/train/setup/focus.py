@@ -30,14 +30,14 @@ from dear.utils.progress import Progress
 def check_focus(kind: type[Method]) -> None:
     """Refuse a focus for a method that cannot use it."""
     if not kind.can_focus:
-        able = ", ".join(name for name, other in METHODS.items() if other.can_focus)
-        raise UsageError(f"the method {kind.name!r} cannot focus on heads; these can: {able}")
+        names = ", ".join(name for name, other in METHODS.items() if other.can_focus)
+        raise UsageError(f"the method {kind.name!r} cannot focus on heads; these can: {names}")
 
 
 def find_focus(
     clip: Clip,
     images: ImageSet,
-    wanted: str,
+    role: str,
     roles: RoleMap,
     progress: Progress | None = None,
     units: IntArray | None = None,
@@ -52,17 +52,17 @@ def find_focus(
         if (present := tuple(head for head in heads_of_role if head not in clip.visual.removed_heads))
     }
     if caveat := roles.caveat():
-        if wanted != AUTO:
-            raise UsageError(f"{caveat} It cannot choose heads for {wanted!r}; train without a focus")
+        if role != AUTO:
+            raise UsageError(f"{caveat} It cannot choose heads for {role!r}; train without a focus")
         return FocusChoice(None, why=caveat.rstrip("."))
-    if wanted != AUTO:
-        name = find_attribute(wanted, heads)
+    if role != AUTO:
+        name = find_attribute(role, heads)
         heads = {name: heads[name]}
     labels = images.labels
     if not heads:
         return FocusChoice(None, why="no head of the role map has an attribute role")
     if not enough_to_measure(labels, units):
-        if wanted != AUTO:
+        if role != AUTO:
             return FocusChoice(
                 name, heads[name], 1.0, "one image per class is too few to measure what it gains"
             )
@@ -70,7 +70,7 @@ def find_focus(
     cache = FeatureCache()
     features, terms = cache.features_and_terms(clip, images, list(heads.values()), progress)  # [n, E] each
     by_role = dict(zip(heads, terms, strict=True))
-    if wanted == AUTO:
+    if role == AUTO:
         choice = choose_focus(features, by_role, labels, heads, units)
     else:
         choice = choose_weight(features, by_role[name], labels, name, heads[name], units)

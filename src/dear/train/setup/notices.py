@@ -19,26 +19,26 @@ FEW = 5  #: images per class below which results depend much on which images the
 REAL_BACKBONE = "openai/clip-vit-base-patch16"  #: what to use for photos instead of `mini`
 PHOTO_FALLOFF = 0.9  #: `spectral_falloff` of sets of photos is above, of images of the attribute world below
 _WORLD = "world:"
-_SIDE, _LOOKED_AT = 64, 32  # pixels per side of images of the world; images that are examined
+_SIDE, _EXAMINED = 64, 32  # pixels per side of images of the world; images that are examined
 
 
 def image_notices(images: ImageSet, balance: bool) -> list[str]:
     """Sentences on the number of images per class."""
-    number = counts(images)
-    fewest, most = min(number), max(number)
+    sizes = counts(images)
+    fewest, most = min(sizes), max(sizes)
     notices = []
     if fewest < FEW:
-        rare = images.classes[number.index(fewest)]
+        rare = images.classes[sizes.index(fewest)]
         notices.append(
-            f"{sum(n < FEW for n in number)} of {len(number)} classes with fewer than {FEW} images "
+            f"{sum(n < FEW for n in sizes)} of {len(sizes)} classes with fewer than {FEW} images "
             f"({rare!r} has {fewest}): accuracy will depend on which images these are; 16 or more per class "
             "are better"
         )
     if most >= 2 * fewest:
-        how = (
+        consequence = (
             "images of rare classes are repeated" if balance else "large classes will be answered more often"
         )
-        notices.append(f"the classes have between {fewest} and {most} images; {how}")
+        notices.append(f"the classes have between {fewest} and {most} images; {consequence}")
     return notices
 
 
@@ -120,7 +120,7 @@ def spectral_falloff(images: ImageSet) -> float:
     median of up to 32 images. A photograph that was made smaller has little left of the finest details;
     images of the world are drawn at that size.
     """
-    rows = list(range(0, len(images), max(1, len(images) // _LOOKED_AT)))[:_LOOKED_AT]
+    rows = list(range(0, len(images), max(1, len(images) // _EXAMINED)))[:_EXAMINED]
     gray = images.pixels(rows, _SIDE).float().mean(dim=1)  # [n, 64, 64]
     power = torch.fft.fft2(gray - gray.mean(dim=(1, 2), keepdim=True)).abs().square()
     cycles = (torch.fft.fftfreq(_SIDE) * _SIDE).abs()

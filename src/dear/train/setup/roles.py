@@ -31,8 +31,8 @@ def roles_for(
     known = known_roles(clip)
     if known is not None:
         return known, []
-    some = images.subset(range(0, len(images), -(-len(images) // MOST_IMAGES)))
-    cached = cache_folder() / "roles" / f"{digest([clip.identity, data_digest(some)])[:32]}.json"
+    sample = images.subset(range(0, len(images), -(-len(images) // MOST_IMAGES)))
+    cached = cache_folder() / "roles" / f"{digest([clip.identity, data_digest(sample)])[:32]}.json"
     if cached.is_file():
         try:
             role_map = RoleMap.load(cached)
@@ -40,12 +40,12 @@ def roles_for(
         except DearError:  # damaged: discovered again
             cached.unlink(missing_ok=True)
         else:
-            notice = f"roles of {clip.name} were discovered before on these {len(some)} images ({cached})"
+            notice = f"roles of {clip.name} were discovered before on these {len(sample)} images ({cached})"
             return role_map, [notice, *warnings_about(role_map)]
-    role_map = discover_roles(clip, some, concepts="tags", progress=progress)
+    role_map = discover_roles(clip, sample, concepts="tags", progress=progress)
     counts = ", ".join(f"{number} {kind}" for kind, number in role_map.counts().items())
     notices = [
-        f"no role map of {clip.name} was passed; roles were discovered on {len(some)} images ({counts})"
+        f"no role map of {clip.name} was passed; roles were discovered on {len(sample)} images ({counts})"
     ]
     notices += warnings_about(role_map)
     try:

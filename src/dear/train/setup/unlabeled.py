@@ -194,33 +194,35 @@ def prepare_pool(
     features = torch.cat([labeled, F.normalize(cache.image_features(clip, pool, progress), dim=1)])
     texts = (method.prompts.frozen[:, : features.shape[1]] * clip.logit_scale).float().cpu()
     count, labels = len(images), images.labels.cpu()
-    near = measure_nearness(features[count:], labeled)
-    median = float(near.values.median()) if len(near.values) else 0.0
+    nearness = measure_nearness(features[count:], labeled)
+    median = float(nearness.values.median()) if len(nearness.values) else 0.0
     nothing = Comparison(0, 0, 0, 0, 0)
     base = Pool(
-        len(pool), copies, unreadable, int(near.foreign.sum()), (median, near.limit), "far", nothing, False,
-        None, torch.zeros(0),
+        len(pool), copies, unreadable, int(nearness.foreign.sum()), (median, nearness.limit), "far", nothing,
+        False, None, torch.zeros(0),
     )  # fmt: skip
     forced = spec.unlabeled_weight is not None
-    if near.share > MOST_FOREIGN or bool(near.foreign.all()):
+    if nearness.share > MOST_FOREIGN or bool(nearness.foreign.all()):
         return base
-    kept = (~near.foreign).nonzero()[:, 0]  # places in the pool
-    rows = torch.cat([torch.arange(count), count + kept])
-    known = torch.full((len(rows),), UNLABELED, dtype=torch.int64)
-    known[:count] = labels
-    groups = torch.full_like(known, -1)
+    in_pool = (~nearness.foreign).nonzero()[:, 0]  # indices in the pool
+    rows = torch.cat([torch.arange(count), count + in_pool])
+    partial_labels = torch.full((len(rows),), UNLABELED, dtype=torch.int64)
+    partial_labels[:count] = labels
+    groups = torch.full_like(partial_labels, -1)
     groups[:count] = torch.arange(count) if duplicates is None else torch.from_numpy(duplicates.units)
-    fit = fit_semi_supervised_probe(features[rows], known, texts)
-    cross = compare_with_labeled_only(features[rows], known, texts, groups)
+    fit = fit_semi_supervised_probe(features[rows], partial_labels, texts)
+    cross = compare_with_labeled_only(features[rows], partial_labels, texts, groups)
     share = pseudo_label_share(cross, fit.agreement)
     pseudo = _limit(
-        select_pseudo_labels(fit.probabilities, known == UNLABELED, share), len(texts), method.quick
+        select_pseudo_labels(fit.probabilities, partial_labels == UNLABELED, share), len(texts), method.quick
     )
     # The teacher of a cross-validation reads a part of a large pool, and all that is trained on.
     part = torch.cat([draw_rows(torch.arange(count, len(rows)), MOST_COMPARED), pseudo.rows]).unique()
     chosen = torch.searchsorted(part, pseudo.rows)
-    labeled_images = Relabeled(pool.subset(kept[pseudo.rows - count].tolist()), pseudo.labels, method.classes)
-    confidence = mean_confidence(fit.probabilities, known)
+    labeled_images = Relabeled(
+        pool.subset(in_pool[pseudo.rows - count].tolist()), pseudo.labels, method.classes
+    )
+    confidence = mean_confidence(fit.probabilities, partial_labels)
     weight = 1.0 if spec.unlabeled_weight is None else spec.unlabeled_weight
     if not forced and cross.images < LEAST_COMPARED and method.quick:
         weight = min(1.0, count / len(pseudo.rows))  # little is measured: they weigh no more than the labels
@@ -260,14 +262,16 @@ def compare_trainings(
     """Cross-validate the method itself with and without the unlabeled images."""
     repeated = balanced_rows if spec.balance else None
     joined = JoinedImages.of(images, teacher.images)
-    walked = joined.labels[
+    shown_labels = joined.labels[
         torch.tensor(repeat_labeled(joined.labels, len(images), teacher.weight, spec.balance))
     ]
-    only = images.labels[torch.tensor(balanced_rows(images.labels))] if spec.balance else images.labels
-    recipe = recipe_for(only)
+    labels_without = (
+        images.labels[torch.tensor(balanced_rows(images.labels))] if spec.balance else images.labels
+    )
+    recipe = recipe_for(labels_without)
     without = Trials(images, recipe, views_for(method, joined, recipe), repeated, duplicates=duplicates)
     correct = []
-    for trials in (without, replace(without, teacher=teacher, recipe=recipe_for(walked))):
+    for trials in (without, replace(without, teacher=teacher, recipe=recipe_for(shown_labels))):
         answers = held_out(method, trials, FOLDS)
         if answers is None:
             return Comparison(0, 0, 0, 0, 0)
@@ -294,33 +298,36 @@ def _distinct(
     pool: ImageSet, images: ImageSet, tests: ImageSet | None
 ) -> tuple[ImageSet, tuple[str, ...], int]:
     """Readable images of a pool that are neither labeled nor test images, why others are not, and copies."""
-    bad = find_unreadable(pool, range(len(pool)))
-    places = {item.index for item in bad}
-    readable = [index for index in range(len(pool)) if index not in places]
-    others = [each for each in (images, tests) if each is not None]
-    taken = {content_digest(each, index) for each in others for index in range(len(each))}
-    rows = [index for index in readable if content_digest(pool, index) not in taken]
-    near = _near_copies(pool.subset(rows), others)
-    rows = [row for place, row in enumerate(rows) if place not in near]
+    unreadable_images = find_unreadable(pool, range(len(pool)))
+    indices = {item.index for item in unreadable_images}
+    readable = [index for index in range(len(pool)) if index not in indices]
+    others = [other_set for other_set in (images, tests) if other_set is not None]
+    used_contents = {
+        content_digest(other_set, index) for other_set in others for index in range(len(other_set))
+    }
+    rows = [index for index in readable if content_digest(pool, index) not in used_contents]
+    copies_of_others = _near_copies(pool.subset(rows), others)
+    rows = [row for index, row in enumerate(rows) if index not in copies_of_others]
     if not readable:
         raise DataError(
-            f"{pool.name}: none of the {len(pool)} unlabeled images can be read; the first: {bad[0].reason}"
+            f"{pool.name}: none of the {len(pool)} unlabeled images can be read; the first: "
+            f"{unreadable_images[0].reason}"
         )
     if not rows:
         raise DataError(
             f"{pool.name}: all {len(readable)} images are labeled or test images of the dataset; unlabeled "
             "images must be others"
         )
-    return pool.subset(rows), tuple(item.reason for item in bad), len(readable) - len(rows)
+    return pool.subset(rows), tuple(item.reason for item in unreadable_images), len(readable) - len(rows)
 
 
 def _near_copies(pool: ImageSet, others: Sequence[ImageSet]) -> set[int]:
     """Places of the images of a pool that are re-saved, resized or mirrored images of other sets."""
     if len(pool) + sum(map(len, others)) > MOST_IMAGES:
         return set()
-    places, prints = read_prints(pool)
-    pairs = [pair for each in others for pair in matching_pairs(prints, read_prints(each)[1])]
-    return {int(places[place]) for rows, _, _ in pairs for place in rows.tolist()}
+    indices, prints = read_prints(pool)
+    pairs = [pair for other_set in others for pair in matching_pairs(prints, read_prints(other_set)[1])]
+    return {int(indices[index]) for rows, _, _ in pairs for index in rows.tolist()}
 
 
 def _limit(pseudo: PseudoLabels, classes: int, quick: bool) -> PseudoLabels:
