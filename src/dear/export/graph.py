@@ -59,9 +59,8 @@ def traceable_method(method: Method) -> Method:
     twin = method.bind(clip) if clip.device == method.clip.device else method.copy_to(clip)
     twin.eval()
     with torch.no_grad():
-        twin(blank(method.clip))  # fills what is kept: class weights, expanded masks
-    kept = {key: value.detach().clone() for key, (_, value) in twin._cache.items()}
-    twin.__dict__["cached"] = lambda key, compute: kept[key]
+        twin(blank(method.clip))  # computes the cached tensors: class weights, expanded masks
+    twin.fix_cached()
     return twin
 
 

@@ -132,7 +132,7 @@ def format_roles(
     about: Mapping[str, Any], roles: Iterable[tuple[Head, Role]], evidence: Mapping[str, Any]
 ) -> str:
     """The text of `roles.json`, one head per line in the order of `roles`; `about` has the fields `ABOUT`."""
-    top = {"format": _FORMAT, "schema": _SCHEMA} | {name: about[name] for name in ABOUT}
+    top: dict[str, Any] = {"format": _FORMAT, "schema": _SCHEMA} | {name: about[name] for name in ABOUT}
     top["parameters"] = dict(sorted(top["parameters"].items()))
     lines = "".join(f" {_dump(name)}: {_dump(value)},\n" for name, value in top.items())
     rows = ({"layer": at[0], "head": at[1]} | structs.asdict(role) for at, role in roles)

@@ -156,6 +156,7 @@ class Method(nn.Module):
         self.trained_classes = self.prompts.classes if trained is None else tuple(trained)
         self.notice: str | None = None  #: a warning for the user
         self._cache: Cache = {}
+        self._fixed: dict[str, Tensor] | None = None
         self._last_bound: _BoundTexts | None = None
         self.build(torch.Generator().manual_seed(seed))
         #: shapes of the learned tensors before training
@@ -457,7 +458,7 @@ class Method(nn.Module):
         other = copy.copy(self)  # shallow: both share the tables of parameters and buffers
         other._clip = (clip,)
         other.prompts = self.prompts.bind(clip)
-        other._cache, other._last_bound = {}, None
+        other._cache, other._fixed, other._last_bound = {}, None, None
         return other
 
     def in_precision(self: M, precision: str) -> M:
@@ -478,12 +479,18 @@ class Method(nn.Module):
 
     def cached(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
         """`compute()`, cached until a learned tensor changes; never cached while gradients are enabled."""
+        if self._fixed is not None:
+            return self._fixed[key]
         if torch.is_grad_enabled():
             return compute()
         stamp = self.stamp()
         if key not in self._cache or self._cache[key][0] != stamp:
             self._cache[key] = (stamp, compute())
         return self._cache[key][1]
+
+    def fix_cached(self) -> None:
+        """Use the current cached tensors from now on, so that a traced graph contains them as constants."""
+        self._fixed = {key: value.detach().clone() for key, (_, value) in self._cache.items()}
 
     def class_rows(self) -> ClassRows:
         """The cached tensors with a row per class, for `set_class_rows`."""

@@ -52,11 +52,11 @@ class LayerChanges:
         changed: dict[str, Tensor] = {name: weight for _, _, name, weight in self._weights(method.clip)}
         changed |= {f"{self.side}_end_norm_weight": norm.weight, f"{self.side}_end_norm_bias": norm.bias}
         if self.projection:
-            changed[f"{self.side}_projection"] = self._proj(method.clip)
+            changed[f"{self.side}_projection"] = self.projection_weight(method.clip)
         for name, weight in changed.items():
             method.register_parameter(name, method.learn(torch.zeros_like(weight)))
 
-    def _proj(self, clip: Clip) -> Tensor:
+    def projection_weight(self, clip: Clip) -> Tensor:
         projection = self.tower(clip).proj
         assert projection is not None
         return projection
@@ -86,7 +86,7 @@ class LayerChanges:
         weight_change, bias_change, projection_change = self.added(method)
         weight, bias = norm.weight + weight_change, norm.bias + bias_change
         normed = final_norm(rows, weight, bias, norm.eps)
-        projection = self._proj(method.clip)
+        projection = self.projection_weight(method.clip)
         if projection_change is not None:
             projection = projection + projection_change
         features = normed @ projection.to(normed.dtype)
@@ -120,6 +120,6 @@ def fold_changes(method: Method, image: LayerChanges, text: LayerChanges) -> Cli
         norm.weight.add_(weight_change.to(norm.weight))
         norm.bias.add_(bias_change.to(norm.bias))
         if projection_change is not None:
-            projection = changes._proj(plain)
+            projection = changes.projection_weight(plain)
             projection.add_(projection_change.to(projection))
     return plain if correction is None else plain.corrected(correction).folded()
