@@ -3,17 +3,20 @@
     python benchmarks/mechanisms.py --device cuda --csv benchmarks/results/mechanisms.csv
     OMP_NUM_THREADS=1 python benchmarks/mechanisms.py --device cpu --csv benchmarks/results/mechanisms.csv
 
-A random CLIP of the ViT-B/16 size on a GPU, `mini` on a CPU. The ways of one row take turns and medians
-count; `gain` is the time without the mechanism divided by the time with all of them. On a GPU the step is
-DeAR's with the preset `paper`, and `torch.compile` of `Block.forward` stands in for the Triton kernels in one
-of the ways (the table of docs/performance.md). On a CPU CPU seconds of the process are counted, except for
-reading ahead, which saves waiting.
+On a GPU: a random CLIP of the ViT-B/16 size; the step is DeAR's with the preset `paper`, and in one of the
+ways `torch.compile` of `Block.forward` replaces the Triton kernels (the table of docs/performance.md). On a
+CPU: `mini`, or `--backbone`. The ways of one row take turns and medians count; `gain` is the time without the
+mechanism divided by the time with all of them. On a CPU the time is that of the processor, except for reading
+ahead, which saves waiting.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
@@ -26,7 +29,7 @@ import numpy as np
 import torch
 from measure.clock import medians
 from measure.script import DEVICE, arguments, record
-from measure.task import SpeedTask
+from measure.task import SpeedTask, roles_of
 from PIL import Image
 from torch import Tensor
 from torch.utils.benchmark import timer
@@ -35,8 +38,14 @@ import dear
 from dear.clip.model import Clip
 from dear.clip.tower import Block
 from dear.clip.towers import Patches
+from dear.data.images import ListedImages
+from dear.methods import DeAR, ZeroShot
 from dear.runs.feature_cache import frozen_features
+from dear.runs.folder import load_run
 from dear.runs.model import Model
+from dear.runs.recipe import Recipe
+from dear.train.frozen import FrozenViews
+from dear.train.run import train
 
 FORWARD = Block.forward
 ALL = "all mechanisms"
@@ -149,10 +158,83 @@ def reading_ways(clip: Clip, files: list[Path]) -> Works:
     return {name: lambda depth=depth: encode(depth) for name, depth in depths.items()}
 
 
+def training_ways(clip: Clip, files: list[Path]) -> Works:
+    """A training of DeAR on four fixed views of 16 images for 20 epochs: frozen stages held, or computed again."""
+    images = ListedImages(tuple(files[:16]), torch.arange(16) % 4, tuple("abcd"))
+    recipe = Recipe.of(DeAR, epochs=20, views=4)
+
+    def run(**limit: int) -> None:
+        method = DeAR(clip, images.classes, roles=roles_of(clip.config))
+        train(method, images, recipe, views=FrozenViews(method, images, recipe, **limit))
+
+    return {ALL: run, "frozen stages held": lambda: run(limit_bytes=0)}
+
+
+def answering_ways(clip: Clip, files: list[Path]) -> Works:
+    """Zero-shot logits of image files whose features are cached, or are computed again."""
+    model = Model(ZeroShot(clip, ["cat", "dog"]))
+    model.logits(files)
+    return {ALL: lambda: model.logits(files), "feature cache": lambda: model.logits(files, cached=False)}
+
+
+@contextmanager
+def folder_of_run(clip: Clip, backbone: str) -> Iterator[Works]:
+    """Loading a run whose backbone's fingerprint is cached, or is computed again."""
+    with tempfile.TemporaryDirectory() as folder:
+        images = ListedImages(tuple([Image.new("RGB", (8, 8))] * 4), torch.arange(4) % 2, ("cat", "dog"))
+        train(ZeroShot(clip, images.classes), images, out=Path(folder) / "run")
+
+        def load(cached: bool = True) -> None:
+            with ExitStack() as stack:
+                if not cached:
+                    stack.enter_context(mock.patch("dear.runs.folder.recall", return_value=None))
+                load_run(Path(folder) / "run", backbone)
+
+        load()
+        yield {ALL: load, "fingerprint cache": lambda: load(cached=False)}
+
+
+READ = """
+import sys, time
+from pathlib import Path
+from dear.images.open import plain_jpeg
+from dear.utils.memory import keep_freed
+if sys.argv[1] == "keep":
+    keep_freed()
+files = sorted(Path(sys.argv[2]).glob("*.jpg"))
+held = [plain_jpeg(file) for file in files]
+began = time.process_time()
+for _ in range(8):
+    held = [plain_jpeg(file) for file in files]
+print(time.process_time() - began)
+"""
+
+
+def memory_rows(files: list[Path], repeats: int) -> list[Any]:
+    """Rows for reading files for the GPU's decoder, each way in a process of its own: it cannot be undone."""
+    seconds: dict[str, list[float]] = {"keep": [], "plain": []}
+    for _ in range(repeats):
+        for way, times in seconds.items():
+            command = [sys.executable, "-c", READ, way, str(files[0].parent)]
+            times.append(float(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    kept, plain = (sorted(times)[len(times) // 2] for times in seconds.values())
+    work = {"work": "JPEG files to memory", "batch": 0, "classes": 0}
+    return [
+        {
+            **work,
+            "without": name,
+            "ms": round(1000 * value / 8 / len(files), 4),
+            "gain": round(value / kept, 3),
+        }
+        for name, value in ((ALL, kept), ("freed memory kept", plain))
+    ]
+
+
 def main() -> None:
     options = arguments(
-        __doc__, device=DEVICE, batch=[4, 16], classes=[50, 500], files=512, repeats=20, csv=Path
-    )
+        __doc__, device=DEVICE, batch=[4, 16], classes=[50, 500], files=512, repeats=20, backbone="mini",
+        csv=Path,
+    )  # fmt: skip
     device = torch.device(options.device)
     torch.manual_seed(0)
 
@@ -170,8 +252,17 @@ def main() -> None:
             note(rows_of(inference_ways(clip, batch), 1, where, options.repeats))
         clip = clip.cast(torch.bfloat16)
     else:
-        clip = dear.load("mini")
+        clip = dear.load(options.backbone)
     with folder_of_photos(options.files) as files:
+        if device.type == "cpu":
+            where, timing = {"batch": 4, "classes": 4}, {"warm_up": 1, "clock": time.process_time}
+            note(rows_of(training_ways(clip, files), 80, {"work": "training step", **where}, 3, **timing))
+            where = {"batch": 0, "classes": 2}
+            works = answering_ways(clip, files[:64])
+            note(rows_of(works, 64, {"work": "answer to an image file", **where}, 3, **timing))
+            with folder_of_run(clip, options.backbone) as works:
+                note(rows_of(works, 1, {"work": "load a run", **where}, 5, **timing))
+            note(memory_rows(files, 3))
         where = {"work": "image files to features", "batch": 0, "classes": 0}
         note(rows_of(reading_ways(clip, files), len(files), where, 5, warm_up=1, clock=timer))
 
