@@ -159,7 +159,7 @@ def reading_ways(clip: Clip, files: list[Path]) -> Works:
 
 
 def training_ways(clip: Clip, files: list[Path]) -> Works:
-    """A training of DeAR on four fixed views of 16 images for 20 epochs: frozen stages held, or computed again."""
+    """A training of DeAR on fixed views of 16 images for 20 epochs: frozen stages held, or computed again."""
     images = ListedImages(tuple(files[:16]), torch.arange(16) % 4, tuple("abcd"))
     recipe = Recipe.of(DeAR, epochs=20, views=4)
 
