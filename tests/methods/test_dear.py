@@ -311,7 +311,7 @@ def test_attention_recorded_in_masked_heads_obeys_the_mask() -> None:
     model = build()
     record = Record(rows=slice(None), pattern=True)
     visual = model.clip.visual
-    visual.run(visual.embed(images()), edit=model.image_edit(), record=record)
+    visual.run(visual.embed(images()), edit=model.attribute_edit(model.tokens, None), record=record)
     pattern = record["blocks.5.attn.pattern"]  # [B, H, 15, 15]
     hidden = model.masks[5].additive(10, pattern.device, pattern.dtype) == float("-inf")
     assert (pattern[:, hidden] == 0).all()

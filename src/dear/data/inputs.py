@@ -107,7 +107,7 @@ def check_labels(y: Any, count: int) -> np.ndarray[Any, Any]:
             f"labels must be a list with one label per image, got the shape {list(labels.shape)}"
         )
     if len(labels) != count:
-        raise InputError(f"labels must be {count}, one per image, got {len(labels)} labels")
+        raise InputError(f"labels must have {count} entries, one per image, got {len(labels)} labels")
     return labels
 
 
@@ -186,7 +186,9 @@ def label_names(labels: Sequence[Any], names: Any) -> tuple[str, ...]:
         return tuple(str(label) for label in labels)
     if not hasattr(names, "keys"):
         if len(names) != len(labels):
-            raise InputError(f"class_names must be {len(labels)}, one per label, got {len(names)}")
+            raise InputError(
+                f"class_names must have {len(labels)} names, one per label, got {len(names)} class names"
+            )
         words = [str(name) for name in names]
     else:
         missing = [label for label in labels if label not in names]

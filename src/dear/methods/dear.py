@@ -211,16 +211,12 @@ class DeAR(Method):
         early = self.early_tokens if self.config.early_tokens else None
         return Learned(self.tokens, self.p_attr, self.v, early, self.focus_mean, self.image_mean)
 
-    def image_edit(self, start: Tensor | None = None) -> Edit:
-        """Attribute tokens and role masks of layers J to the last.
+    def attribute_edit(self, tokens: Tensor, start: Tensor | None) -> Edit:
+        """Attribute tokens [A, D] or [B, A, D] and role masks of layers J to the last.
 
         `start` is the frozen class token at the input of layer J, [B, 1, D]; required if `token_start` is
         "class".
         """
-        return self.attribute_edit(self.tokens, start)
-
-    def attribute_edit(self, tokens: Tensor, start: Tensor | None) -> Edit:
-        """`image_edit` for tokens [A, D] or [B, A, D]."""
         beta = self.config.beta
         layers = {
             layer: LayerEdit(tokens=self._raw_tokens(tokens, start), token_weight=beta, mask=mask)  # eq. 5
