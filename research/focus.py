@@ -33,7 +33,7 @@ from dear.clip.model import Clip
 from dear.data import open_data
 from dear.data.batches import pixels_for
 from dear.data.shots import few_shot
-from dear.heads.ablate import Collected, collect
+from dear.heads.collected import Collected, collect
 from dear.heads.focus import (
     FocusChoice,
     attribute_heads,
@@ -71,12 +71,8 @@ def of_factor(images: Collected, factors: Tensor, column: int) -> tuple[Split, S
     """The images that show one of the first twelve values of a factor: half to train on, half to test."""
     rows = ((factors[:, column] >= 0) & (factors[:, column] < _VALUES)).nonzero()[:, 0]
     halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
-    first, second = ((_rows(images, half), factors[half, column]) for half in halves)
+    first, second = ((images.subset(half), factors[half, column]) for half in halves)
     return first, second
-
-
-def _rows(images: Collected, rows: Tensor) -> Collected:
-    return Collected(images.features[rows], images.outputs[rows], images.maps, images.layers)
 
 
 def few(labels: Tensor, shots: int, seed: int) -> Tensor:

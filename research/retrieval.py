@@ -21,7 +21,7 @@ from shortcut_parts import backbone, true_heads
 from torch import Tensor
 
 from dear import world
-from dear.heads.ablate import Collected, collect
+from dear.heads.collected import Collected, collect
 from dear.heads.focus import attribute_heads
 from dear.heads.known_roles import known_roles
 from dear.heads.names import Head
@@ -54,7 +54,7 @@ def main() -> None:
         images, factors = seen[kind]
         shown = factors[:, column] >= 0
         values = factors[shown, column]
-        some = Collected(images.features[shown], images.outputs[shown], images.maps, images.layers)
+        some = images.subset(shown)
         rng = random.Random(1)
         drawn = [by(some, rng.sample(keys, len(heads)), values) for _ in range(DRAWS)]
         share = torch.bincount(values).double() / len(values)

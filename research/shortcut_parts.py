@@ -14,7 +14,7 @@ from dear.clip.factory import EMBEDDED
 from dear.clip.model import Clip
 from dear.data import few_shot
 from dear.data.world_images import WorldImages, world_task
-from dear.heads.ablate import Collected, collect
+from dear.heads.collected import Collected, collect
 from dear.heads.known_roles import known_roles
 from dear.images.views import normalize
 from dear.world import factors as W
@@ -32,7 +32,7 @@ def backbone(device: str = "cpu") -> Clip:
 
 def rows(collected: Collected, places: Tensor) -> Collected:
     """Some images of what was collected."""
-    return Collected(collected.features[places], collected.outputs[places], collected.maps, collected.layers)
+    return collected.subset(places)
 
 
 @lru_cache(maxsize=40)

@@ -16,7 +16,7 @@ from shortcut_plants import PLANTS, plant
 import dear
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
-from dear.heads.ablate import Collected, collect
+from dear.heads.collected import Collected, collect
 from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.shortcuts.edit_trials import (

@@ -33,7 +33,7 @@ from torch import Tensor
 import dear
 from dear.data import open_data
 from dear.data.images import ImageSet, ListedImages
-from dear.heads.ablate import Collected, collect
+from dear.heads.collected import Collected, collect
 from dear.heads.concept_words import Concept, value_features
 from dear.heads.truth import explained_variance
 from dear.shortcuts.concept_trials import choose_concept_removal

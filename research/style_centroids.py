@@ -32,7 +32,8 @@ import dear
 from dear.bench.protocols.held_out import domains_of, split_sources, splits_of
 from dear.data.images import ImageSet, select_domains
 from dear.data.open import open_data
-from dear.heads.ablate import AblationTask, Collected, collect
+from dear.heads.ablate import AblationTask
+from dear.heads.collected import Collected, collect
 from dear.utils.text import fill_template
 
 SHARPNESS = 10.0  # of the softmax over cosines with source centroids

@@ -5,13 +5,8 @@ import torch
 from heads_oracles import tiny_clip
 
 from dear.errors import UsageError
-from dear.heads.ablate import (
-    AblationTask,
-    collect,
-    layer_effects,
-    random_heads,
-    role_effects,
-)
+from dear.heads.ablate import AblationTask, layer_effects, random_heads, role_effects
+from dear.heads.collected import collect
 from dear.heads.contributions import decompose
 from dear.heads.role import Role
 from dear.heads.roles import RoleMap

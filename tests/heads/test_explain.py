@@ -3,8 +3,8 @@
 import torch
 from heads_oracles import tiny_clip
 
-from dear.heads.ablate import collect
 from dear.heads.activations import activating_images, attention_maps
+from dear.heads.collected import collect
 from dear.heads.contributions import decompose
 
 

@@ -12,7 +12,7 @@ from dear.clip.correction import Correction
 from dear.data.world_images import world_task
 from dear.errors import UsageError
 from dear.heads import decompose
-from dear.heads.ablate import collect
+from dear.heads.collected import collect
 from dear.heads.concept_words import find_attribute
 from dear.heads.focus import (
     attribute_heads,

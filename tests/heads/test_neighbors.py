@@ -15,7 +15,7 @@ from dear import world
 from dear.cli import build_app
 from dear.data.world_images import world_task
 from dear.errors import UsageError
-from dear.heads.ablate import collect
+from dear.heads.collected import collect
 from dear.heads.contributions import decompose
 from dear.heads.focus import attribute_heads
 from dear.heads.known_roles import known_roles

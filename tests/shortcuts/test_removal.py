@@ -11,7 +11,7 @@ from dear.clip.config import ClipConfig, TextConfig, VisionConfig
 from dear.clip.correction import Correction
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.heads.ablate import Collected, collect
+from dear.heads.collected import Collected, collect
 from dear.heads.contributions import decompose
 from dear.shortcuts.removal import combine, leace_map, remove_examples, remove_heads, remove_span
 

@@ -7,7 +7,7 @@ import torch
 
 import dear
 from dear.data import few_shot
-from dear.heads.ablate import Collected
+from dear.heads.collected import Collected
 from dear.runs.spec import Spec
 from dear.shortcuts.edit_trials import (
     EditedFeatures,

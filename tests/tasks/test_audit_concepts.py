@@ -15,7 +15,7 @@ import dear
 from dear.clip.model import Clip
 from dear.data import few_shot, open_data
 from dear.errors import UsageError
-from dear.heads.ablate import Collected, collect
+from dear.heads.collected import Collected, collect
 from dear.heads.concept_words import find_concept, known_concepts, readable_words, value_features
 from dear.heads.known_roles import known_roles
 from dear.shortcuts.concept_trials import choose_concept_removal, exchange

@@ -92,7 +92,7 @@ def test_maps_and_heads_are_parts_of_the_bars(explainer, explained) -> None:
 def test_without_a_role_is_the_answer_of_the_features_with_its_heads_at_their_mean(
     explainer, explained, clip, train, test
 ) -> None:
-    from dear.heads.ablate import collect
+    from dear.heads.collected import collect
 
     heads = known_roles(clip).select(concept="Location")
     mean = collect(clip, train).outputs.mean(0)
@@ -109,7 +109,7 @@ def test_without_a_role_is_the_answer_of_the_features_with_its_heads_at_their_me
 
 def test_without_a_concept_its_words_say_nothing(explainer, explained, clip, train, test) -> None:
     """A removal by heads and words, as `dear repair` would apply it."""
-    from dear.heads.ablate import collect
+    from dear.heads.collected import collect
     from dear.shortcuts.removal import combine, remove_heads, remove_span
 
     seen_images = collect(clip, train)

@@ -27,7 +27,7 @@ from dear.utils.files import read_safetensors, require_finite, write_safetensors
 REFERENCE = "reference.safetensors"
 NEIGHBORS = 5
 PER_CLASS = 64  #: images that are kept
-MOST = 16_384  #: of all classes together, but for one of each
+MOST = 16_384  #: of all classes together; of each class at least one
 _ROWS_AT_ONCE = 1024
 
 
@@ -103,7 +103,7 @@ class Reference:
 def draw_reference(
     labels: Tensor, units: IntArray | None = None, contents: Sequence[bytes] | None = None
 ) -> Tensor:
-    """Places [k] of some images of each class, ascending: at most `PER_CLASS`, and `MOST` together.
+    """Indices [k] of some images of each class, ascending: at most `PER_CLASS`, and `MOST` together.
 
     Of the images of a unit one is drawn; `units` [n] is None where there are no copies. Which images are
     drawn depends on hashes of their contents, not on their order; on the order where `contents` is None.
@@ -113,7 +113,7 @@ def draw_reference(
     if contents is None:
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1)).tolist()
     else:
-        order = sorted(range(len(labels)), key=lambda place: contents[place])
+        order = sorted(range(len(labels)), key=lambda index: contents[index])
     keep: list[int] = []
     counts: dict[int, int] = {}
     seen: set[int] = set()
@@ -134,24 +134,24 @@ def held_out_nearness(features: Tensor, kept: Tensor, rows: Tensor, units: IntAr
     Features [n, E] and units [n] are those of all training images, `kept` has at most one of each unit.
     """
     number = torch.from_numpy(units)
-    place = torch.full((int(number.max()) + 1 if len(number) else 0,), -1)
-    place[number[kept]] = torch.arange(len(kept))
-    return _nearness(features[rows], F.normalize(features[kept].float(), dim=-1), place[number[rows]])
+    kept_row = torch.full((int(number.max()) + 1 if len(number) else 0,), -1)  # of each unit
+    kept_row[number[kept]] = torch.arange(len(kept))
+    return _nearness(features[rows], F.normalize(features[kept].float(), dim=-1), kept_row[number[rows]])
 
 
-def _nearness(features: Tensor, others: Tensor, self_places: Tensor | None = None) -> Tensor:
+def _nearness(features: Tensor, others: Tensor, self_rows: Tensor | None = None) -> Tensor:
     """Mean cosine [b] of features [b, E] with the nearest of unit features [n, E].
 
-    An image is not compared with the feature at its place in `self_places` [b]; -1: it has none.
+    An image is not compared with the feature in row `self_rows` [b]; -1: there is none.
     """
-    count = max(1, min(NEIGHBORS, len(others) - (self_places is not None)))
+    count = max(1, min(NEIGHBORS, len(others) - (self_rows is not None)))
     others = others.to(features.device)
     blocks = []
     for start in range(0, len(features), _ROWS_AT_ONCE):
         cosines = F.normalize(features[start : start + _ROWS_AT_ONCE].float(), dim=-1) @ others.T
-        if self_places is not None:
-            places = self_places[start : start + len(cosines)]
-            rows = (places >= 0).nonzero()[:, 0]
-            cosines[rows, places[rows]] = -2.0
+        if self_rows is not None:
+            columns = self_rows[start : start + len(cosines)]
+            rows = (columns >= 0).nonzero()[:, 0]
+            cosines[rows, columns[rows]] = -2.0
         blocks.append(cosines.topk(count, dim=-1).values.mean(dim=-1))
     return torch.cat([features.new_empty(0, dtype=torch.float32), *blocks])

@@ -36,12 +36,14 @@ class Scale:
         fitted = None if self.calibration is None else self.calibration.modes.get(mode)
         if fitted is None:
             return None
-        return set_scales(fitted, self._places) if self.several else class_scales(fitted, self.trained)
+        return (
+            set_scales(fitted, self._trained_indices) if self.several else class_scales(fitted, self.trained)
+        )
 
     @property
-    def _places(self) -> list[int | None]:
-        """Place of each class among the trained ones; None: it is new."""
-        known = {name: place for place, name in enumerate(self.trained_classes)}
+    def _trained_indices(self) -> list[int | None]:
+        """Index of each class among the trained ones; None: it is new."""
+        known = {name: index for index, name in enumerate(self.trained_classes)}
         return [known.get(name) for name in self.classes]
 
     def probabilities(self, scaled: Tensor) -> Tensor:
@@ -64,7 +66,9 @@ class Scale:
                 hint="calibrate",
             )
         values = torch.tensor(fitted.thresholds)
-        return torch.stack([values.median() if place is None else values[place] for place in self._places])
+        return torch.stack(
+            [values.median() if index is None else values[index] for index in self._trained_indices]
+        )
 
     def calibrated(self, logits: Tensor, mode: str) -> Tensor:
         """Logits [b, C] of a mode on the scale where their softmax is the probability of being right.

@@ -175,11 +175,11 @@ def apply_scales(logits: Tensor, scales: Tensor) -> Tensor:
     return scaled if len(scales) == 2 else scaled + scales[2]
 
 
-def set_scales(fitted: ModeCalibration, places: Sequence[int | None]) -> Tensor:
+def set_scales(fitted: ModeCalibration, trained_indices: Sequence[int | None]) -> Tensor:
     """The same for several labels, [3, C]: factors of the logit and of the mean logit (0), and what is added.
 
-    `places` [C] are those of the classes among the trained ones; a new class (None) has the mean of these.
+    `trained_indices` [C] are those of the classes among the trained ones; a new class (None) has their mean.
     """
     biases = torch.tensor([*fitted.biases, sum(fitted.biases) / len(fitted.biases)])
-    added = biases[[len(fitted.biases) if place is None else place for place in places]]
+    added = biases[[len(fitted.biases) if index is None else index for index in trained_indices]]
     return torch.stack([torch.full_like(added, 1 / fitted.temperature), torch.zeros_like(added), added])

@@ -1,13 +1,7 @@
 """Analysis of attention heads: contributions, phrases, concepts and roles."""
 
-from dear.heads.ablate import (
-    AblationTask,
-    Collected,
-    collect,
-    layer_effects,
-    role_effects,
-    task,
-)
+from dear.heads.ablate import AblationTask, layer_effects, role_effects, task
+from dear.heads.collected import Collected, collect
 from dear.heads.concepts import Concepts, cluster_concepts, fixed_concepts, tagged_concepts
 from dear.heads.contributions import Contributions, decompose, head_maps, head_outputs
 from dear.heads.corpus import Corpus, Phrase, load_corpus

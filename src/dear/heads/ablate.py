@@ -8,7 +8,7 @@ image runs through the tower again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,65 +16,11 @@ import torch
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.data.batches import Pixels, over_pixels
-from dear.errors import UsageError
-from dear.heads.contributions import check_layers, head_maps, head_outputs
+from dear.data.batches import Pixels
+from dear.heads.collected import Collected, collect
 from dear.heads.names import KINDS, Head
 from dear.heads.roles import RoleMap
 from dear.utils.text import fill_template
-
-
-@dataclass(frozen=True)
-class Collected:
-    """Features of n images and the contributions of their heads."""
-
-    features: Tensor  #: [n, E]
-    outputs: Tensor  #: [n, L, H, d], the heads' small form (see `contributions`)
-    maps: Tensor  #: [L, H, d, E]
-    layers: tuple[int, ...]  #: the L layers, counted from 1
-
-    def change(self, heads: Iterable[Head], mean: Tensor | None = None) -> Tensor:
-        """The change of the features when `heads` are mean-ablated, [n, E], by the `mean` [L, H, d]."""
-        center = self.outputs.mean(dim=0) if mean is None else mean  # [L, H, d]
-        return self._sum(heads, center - self.outputs)
-
-    def contribution(self, heads: Iterable[Head]) -> Tensor:
-        """The summed contribution of `heads`, [n, E]."""
-        return self._sum(heads, self.outputs)
-
-    def _sum(self, heads: Iterable[Head], outputs: Tensor) -> Tensor:
-        total = torch.zeros_like(self.features)
-        for layer, head in heads:
-            if layer not in self.layers or not 0 <= head < self.outputs.shape[2]:
-                raise UsageError(f"head ({layer}, {head}) was not collected; layers {self.layers} were")
-            place = self.layers.index(layer)
-            total += outputs[:, place, head] @ self.maps[place, head]
-        return total
-
-
-def collect(
-    clip: Clip,
-    images: Pixels,
-    layers: Iterable[int] | None = None,
-    batch_size: int = 64,
-    progress: Callable[[int], None] | None = None,
-) -> Collected:
-    """Run the images once and keep what ablations need (d values per head and image)."""
-    chosen = check_layers(clip, layers)
-
-    def compute(pixels: Tensor) -> tuple[Tensor, Tensor]:
-        result = head_outputs(clip, pixels, chosen)
-        return result.features.cpu(), result.outputs.cpu()
-
-    def report(stage: str, done: int, total: int | None) -> None:
-        if progress is not None:
-            progress(done)
-
-    parts, _ = over_pixels(images, compute, clip, progress=report, batch=batch_size)
-    if not parts:
-        raise UsageError("collecting contributions needs at least one image, got none")
-    features, outputs = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    return Collected(features, outputs, head_maps(clip, chosen).cpu(), chosen)
 
 
 @dataclass(frozen=True)
@@ -118,13 +64,13 @@ def layer_effects(task: AblationTask) -> list[dict[str, float]]:
     A row per layer: `layer`, `accuracy` with that layer's heads mean-ablated, and `accuracy_up_to` with the
     heads of all layers up to it mean-ablated.
     """
-    count = task.images.outputs.shape[2]
-    rows, before = [], []
+    heads_per_layer = task.images.outputs.shape[2]
+    rows, heads_so_far = [], []
     for layer in task.images.layers:
-        here = [(layer, head) for head in range(count)]
-        before += here
+        heads = [(layer, head) for head in range(heads_per_layer)]
+        heads_so_far += heads
         rows.append(
-            {"layer": layer, "accuracy": task.accuracy(here), "accuracy_up_to": task.accuracy(before)}
+            {"layer": layer, "accuracy": task.accuracy(heads), "accuracy_up_to": task.accuracy(heads_so_far)}
         )
     return rows
 
@@ -157,17 +103,17 @@ def role_effects(task: AblationTask, roles: RoleMap, seeds: int = 10) -> list[di
 def random_heads(task: AblationTask, heads: Sequence[Head], seeds: int) -> list[list[Head]]:
     """`seeds` draws of as many random heads as `heads`, in the same layers.
 
-    Layers differ much more in what they are worth than heads of a layer do; heads drawn from all layers
-    would mostly measure in which layers a role is.
+    Layers differ much more in their effect than heads of a layer do: with heads drawn from all layers, the
+    comparison would mostly measure in which layers a role is.
     """
-    every = task.images.outputs.shape[2]
+    heads_per_layer = task.images.outputs.shape[2]
     layers = Counter(layer for layer, _ in heads)
 
     def draw(rng: torch.Generator) -> list[Head]:
         return [
             (layer, head)
             for layer, count in sorted(layers.items())
-            for head in torch.randperm(every, generator=rng)[:count].tolist()
+            for head in torch.randperm(heads_per_layer, generator=rng)[:count].tolist()
         ]
 
     return [draw(torch.Generator().manual_seed(seed)) for seed in range(seeds)]

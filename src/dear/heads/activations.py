@@ -11,7 +11,7 @@ from torch import Tensor
 from dear.clip.edit import Record
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.heads.ablate import Collected
+from dear.heads.collected import Collected
 from dear.heads.contributions import block_of, head_maps
 from dear.heads.names import Head
 
@@ -68,7 +68,7 @@ def attention_maps(clip: Clip, pixels: Tensor, keys: Sequence[Head]) -> Tensor:
     layers = sorted({layer for layer, _ in keys})
     maps = dict(zip(layers, head_maps(clip, layers), strict=True))  # [H, d, E] each
     x = visual.embed(pixels.to(clip.device))
-    maps_of: dict[Head, Tensor] = {}
+    attention: dict[Head, Tensor] = {}
     done = 0
     for layer in layers:
         x = visual.run(x, first=done + 1, last=layer - 1)
@@ -78,8 +78,8 @@ def attention_maps(clip: Clip, pixels: Tensor, keys: Sequence[Head]) -> Tensor:
         x = visual.run(x, first=layer, last=layer, record=record)
         weights = record[f"blocks.{layer}.attn.pattern"][:, :, 0, :].float()  # [B, H, N]
         done = layer
-        for head in {head for at, head in keys if at == layer}:
+        for head in {head for head_layer, head in keys if head_layer == layer}:
             lengths = (values[:, head] @ maps[layer][head]).norm(dim=-1)  # [B, N]
             # without the class token [B, side*side] -> [B, side, side]
-            maps_of[layer, head] = (weights[:, head] * lengths)[:, 1:].unflatten(1, (side, side))
-    return torch.stack([maps_of[key] for key in keys])
+            attention[layer, head] = (weights[:, head] * lengths)[:, 1:].unflatten(1, (side, side))
+    return torch.stack([attention[key] for key in keys])

@@ -23,7 +23,7 @@ from dear.utils.files import read_json
 from dear.utils.text import unknown_name, unprintable
 
 _MOST_WORDS, _LONGEST = 64, 80
-OWN_TEMPLATES = ("{}", "a {}", "a photo of a {}.", "the {}")
+TEMPLATES = ("{}", "a {}", "a photo of a {}.", "the {}")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Concept:
     name: str  #: one of the twelve concepts, or the user's word
     words: tuple[str, ...]  #: the values
     #: sentences around a value, with `{}`; the features of all are averaged
-    templates: tuple[str, ...] = OWN_TEMPLATES
+    templates: tuple[str, ...] = TEMPLATES
     role: str | None = None  #: the concept of the heads that carry it, one of the twelve; None: none does
 
 
@@ -63,18 +63,19 @@ def find_attribute(name: str, attributes: Iterable[str]) -> str:
     ('Color', 'Location')
     """
     names, word = tuple(attributes), name.strip().casefold()
-    for meant in (word, _known_name(word)):
-        for attribute in names if meant else ():
-            if attribute.casefold() == meant:
+    for wanted in (word, _concept_of(word)):
+        for attribute in names if wanted else ():
+            if attribute.casefold() == wanted:
                 return attribute
     if not names:
         raise UsageError(f"no attribute is called {name.strip()[:_LONGEST]!r}; the role map has none")
     raise UsageError(unknown_name("attribute", name.strip()[:_LONGEST], names))
 
 
-def _known_name(word: str) -> str:
-    """The concept, in lower case, that a word in lower case is another word for; empty if none."""
-    return next((one.lower() for one in CONCEPTS if word in (one.lower(), *_table()[one]["also"])), "")
+def _concept_of(word: str) -> str:
+    """The concept, in lower case, that a word in lower case names or is a synonym of; empty if none."""
+    names = (name for name in CONCEPTS if word in (name.lower(), *_table()[name]["also"]))
+    return next(names, "").lower()
 
 
 def find_concept(text: str) -> Concept:
@@ -87,7 +88,8 @@ def find_concept(text: str) -> Concept:
     """
     name, colon, rest = text.partition(":")
     name = name.strip()
-    known = next((one for one in CONCEPTS if one.lower() == _known_name(name.lower())), None)
+    concept = _concept_of(name.lower())
+    known = next((candidate for candidate in CONCEPTS if candidate.lower() == concept), None)
     if not colon:
         if known is None:
             raise UsageError(
@@ -105,7 +107,7 @@ def find_concept(text: str) -> Concept:
             f"the concept {name[:_LONGEST]!r}: at most {_MOST_WORDS} values, each of at most {_LONGEST} "
             "printable characters"
         )
-    return Concept(name, words, OWN_TEMPLATES, known)
+    return Concept(name, words, TEMPLATES, known)
 
 
 def readable_words(clip: Clip, words: Sequence[str]) -> tuple[str, ...]:
@@ -117,7 +119,7 @@ def readable_words(clip: Clip, words: Sequence[str]) -> tuple[str, ...]:
     ids = clip.tokenize(list(words)).to(rows.device)
     inside = (ids > 0) & (ids < int(ids.max()) - 1)  # the tokens of the words, not BOT, EOT and padding
     unknown = ((rows[ids] == shared) & inside).any(dim=1).tolist()
-    return tuple(word for word, bad in zip(words, unknown, strict=True) if not bad)
+    return tuple(word for word, is_unknown in zip(words, unknown, strict=True) if not is_unknown)
 
 
 def value_features(clip: Clip, concept: Concept) -> tuple[tuple[str, ...], Tensor]:
@@ -132,7 +134,7 @@ def value_features(clip: Clip, concept: Concept) -> tuple[tuple[str, ...], Tenso
 
 
 @torch.no_grad()
-def word_features(clip: Clip, words: Sequence[str], templates: Sequence[str] = OWN_TEMPLATES) -> Tensor:
+def word_features(clip: Clip, words: Sequence[str], templates: Sequence[str] = TEMPLATES) -> Tensor:
     """Unit text features [K, E] of words, averaged over sentences around them, float32 on the CPU."""
     total = torch.zeros(len(words), clip.config.embed_dim)
     for template in templates:

@@ -109,14 +109,14 @@ def fixed_concepts(
     check_prototypes(prototypes)
     names, centroids = tuple(prototypes), _prototypes(prototypes, embed)
     nearest = (embed(phrases) @ centroids.T).argmax(axis=1)
-    of = {phrase: names[place] for phrase, place in zip(phrases, nearest, strict=True)}
+    of = {phrase: names[index] for phrase, index in zip(phrases, nearest, strict=True)}
     clusters = _clusters(names, centroids, [len(prototypes[name]) for name in names])
     return Concepts(of, clusters, "fixed", 0.0, tag_agreement(of, of, tags or {}))
 
 
 def _prototypes(sentences: Mapping[str, Sequence[str]], embed: Embedder) -> Floats:
     """The center of each concept's sentences, [K, d]."""
-    return unit(np.stack([embed(list(some)).mean(axis=0) for some in sentences.values()]))
+    return unit(np.stack([embed(list(texts)).mean(axis=0) for texts in sentences.values()]))
 
 
 def _clusters(names: Sequence[str], centroids: Floats, sizes: Sequence[int]) -> tuple[Cluster, ...]:
@@ -126,9 +126,11 @@ def _clusters(names: Sequence[str], centroids: Floats, sizes: Sequence[int]) -> 
 
 def tagged_concepts(phrases: Sequence[str], tags: Mapping[str, str]) -> Concepts:
     """The concepts the phrases were written for."""
-    bare = next((phrase for phrase in phrases if phrase not in tags), None)
-    if bare is not None:
-        raise RoleError(f"concepts='tags' needs a concept for every phrase of the corpus; {bare!r} has none")
+    untagged = next((phrase for phrase in phrases if phrase not in tags), None)
+    if untagged is not None:
+        raise RoleError(
+            f"concepts='tags' needs a concept for every phrase of the corpus; {untagged!r} has none"
+        )
     return Concepts({phrase: tags[phrase] for phrase in phrases}, way="tags")
 
 
@@ -137,7 +139,7 @@ def tag_agreement(
 ) -> dict[str, float]:
     """How well discovered concepts and written tags agree, over the phrases that have tags.
 
-    `same_name`: share of phrases whose concept is their tag. `purity`: share of phrases that bear the
+    `same_name`: share of phrases whose concept is their tag. `purity`: share of phrases that have the
     commonest tag of their cluster. `adjusted_rand` and `mutual_information` (normalized) compare named
     concepts with tags; `cluster_mutual_information` the clusters before naming.
     """
@@ -149,10 +151,10 @@ def tag_agreement(
     truth = [tags[phrase] for phrase in known]
     concepts = [of[phrase] for phrase in known]
     clusters = [str(cluster_of[phrase]) for phrase in known]
-    inside: dict[str, Counter[str]] = {}
+    tags_in_cluster: dict[str, Counter[str]] = {}
     for cluster, tag in zip(clusters, truth, strict=True):
-        inside.setdefault(cluster, Counter())[tag] += 1
-    pure = sum(counts.most_common(1)[0][1] for counts in inside.values())
+        tags_in_cluster.setdefault(cluster, Counter())[tag] += 1
+    pure = sum(counts.most_common(1)[0][1] for counts in tags_in_cluster.values())
     return {
         "same_name": sum(a == b for a, b in zip(truth, concepts, strict=True)) / len(known),
         "purity": pure / len(known),
@@ -169,8 +171,8 @@ def _names(
     concepts = tuple(PROTOTYPES)
     nearest = (centroids @ _prototypes(PROTOTYPES, embed).T).argmax(axis=1)
     names = []
-    for group, place in zip(groups, nearest, strict=True):
+    for group, index in zip(groups, nearest, strict=True):
         counts = Counter(tags[phrase] for phrase in group if phrase in tags)
         best = min(counts, key=lambda tag: (-counts[tag], tag), default=None)
-        names.append(best or concepts[place])
+        names.append(best or concepts[index])
     return names

@@ -89,9 +89,9 @@ def head_maps(clip: Clip, layers: Sequence[int]) -> Tensor:
             maps.append(direct_term(visual, out).unflatten(0, (heads, -1)))  # [D, E] -> [H, d, E]
         else:
             normed = (out - out.mean(dim=1, keepdim=True)) * visual.ln_post.weight.float()
-            # normed [D, D] -> [H, d, D]; each [H, G, d, E]
-            each = torch.einsum("hdw,gwe->hgde", normed.unflatten(0, (heads, -1)), pool_maps)
-            maps.append(each.flatten(1, 2))  # [H, G·d, E]
+            # normed [D, D] -> [H, d, D]; by_pool_head [H, G, d, E]
+            by_pool_head = torch.einsum("hdw,gwe->hgde", normed.unflatten(0, (heads, -1)), pool_maps)
+            maps.append(by_pool_head.flatten(1, 2))  # [H, G·d, E]
     return torch.stack(maps)
 
 
@@ -187,7 +187,7 @@ def _corrected(clip: Clip, batch: Tensor, layers: tuple[int, ...], correction: C
     matrix, bias = correction.matrix.to(plain.heads), correction.bias.to(plain.heads)
     heads = plain.heads * present[..., None] @ matrix
     shown = [layer in layers for layer in plain.layers]
-    hidden = heads[:, [not yes for yes in shown]].sum(dim=(1, 2))
+    hidden = heads[:, [not is_shown for is_shown in shown]].sum(dim=(1, 2))
     rest = plain.rest @ matrix + bias + hidden
     pool_heads = None if plain.pool_heads is None else plain.pool_heads @ matrix
     return Contributions(heads[:, shown], rest, layers, plain.explained, pool_heads)

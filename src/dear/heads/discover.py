@@ -23,7 +23,7 @@ from dear.heads.contributions import check_layers, explained_share, head_maps, h
 from dear.heads.corpus import Corpus, load_corpus
 from dear.heads.from_weights import phrase_stability, weight_moments
 from dear.heads.information import measure_information
-from dear.heads.moments import EVERY, Moments, SavedMoments
+from dear.heads.moments import SAVE_EVERY, Moments, SavedMoments
 from dear.heads.names import CORE, PROTOTYPES, Head
 from dear.heads.role import Role
 from dear.heads.roles import RoleMap
@@ -112,29 +112,29 @@ def discover_roles(
     """
     require_clip(clip)
     progress = progress or silent
-    options = _changed(options or RoleOptions(), changes)
+    options = _apply_changes(options or RoleOptions(), changes)
     chosen = clip.config.vision.last_third if options.layers is None else check_layers(clip, options.layers)
     corpus = options.corpus or default_corpus(clip)
     words = corpus if isinstance(corpus, Corpus) else load_corpus(corpus)
     if options.concepts == "tags":
         tagged_concepts(words.texts, words.tags)  # every phrase must have one
-    images = _open(images)
+    images = _open_images(images)
     _check_source(options.source, images)
     embed = sentence_embedder(options.sentences) if options.concepts != "tags" else None
     texts, features, dropped = text_features(clip, words.texts, progress)
     moments: Moments
-    saved, share, skipped = None, None, 0
+    saved, linear_share, skipped = None, None, 0
     if images is None:
         moments = weight_moments(clip, chosen)
     else:
-        moments, saved, share, skipped = _read(clip, images, chosen, options, progress, keep)
+        moments, saved, linear_share, skipped = _read_moments(clip, images, chosen, options, progress, keep)
     progress("heads", 0, None)
     phrases = options.phrases or default_phrases(clip)
     spans = textspan_moments(moments, features, phrases)
     picked = _phrases(spans, texts, chosen)
     progress("concepts", 0, None)
     concepts = _concepts(picked, options.concepts, words.tags, embed)
-    table, parameters = _assigned(picked, concepts.of, options)
+    table, parameters = _assign_roles(picked, concepts.of, options)
     progress("stability", 0, None)
 
     def describe(new: Moments, rows: Sequence[int] = range(len(texts))) -> tuple[Picked, Mapping[str, str]]:
@@ -149,11 +149,11 @@ def discover_roles(
     stability = information = None
     if isinstance(moments, BlockMoments):
         stability = bootstrap(
-            moments, lambda new: _assigned(*describe(new), options)[0], table, options.replicates
+            moments, lambda new: _assign_roles(*describe(new), options)[0], table, options.replicates
         )
     elif options.replicates:
         stability = phrase_stability(
-            lambda rows: _assigned(*describe(moments, rows), options)[0],
+            lambda rows: _assign_roles(*describe(moments, rows), options)[0],
             table,
             len(texts),
             options.replicates,
@@ -174,7 +174,7 @@ def discover_roles(
         "phrases_per_head": phrases,
         **({} if stability is None else {"stability": stability.evidence()}),
         **({} if information is None else {"information": structs.asdict(information)}),
-        **({} if share is None else {"linear_share": round(share, 4)}),
+        **({} if linear_share is None else {"linear_share": round(linear_share, 4)}),
         "concepts": concepts.summary(),
         "explained": {
             str(layer): [round(part, 4) for part in row]
@@ -189,7 +189,7 @@ def discover_roles(
     return RoleMap(table, vision.heads, *about, evidence, location)
 
 
-def _changed(options: RoleOptions, changes: Mapping[str, Any]) -> RoleOptions:
+def _apply_changes(options: RoleOptions, changes: Mapping[str, Any]) -> RoleOptions:
     known = [field.name for field in fields(RoleOptions)]
     unknown = next((name for name in changes if name not in known), None)
     if unknown is not None:
@@ -197,7 +197,7 @@ def _changed(options: RoleOptions, changes: Mapping[str, Any]) -> RoleOptions:
     return replace(options, **changes)
 
 
-def _open(images: Pixels | PathLike | Sequence[ImageLike] | None) -> Pixels | None:
+def _open_images(images: Pixels | PathLike | Sequence[ImageLike] | None) -> Pixels | None:
     """Files as an image set; everything else as it is."""
     if isinstance(images, str | os.PathLike):
         return open_unlabeled(images)
@@ -222,7 +222,7 @@ def _require_two(images: int | None) -> None:
         raise RoleError(f"role discovery needs at least two images, got {images}")
 
 
-def _read(
+def _read_moments(
     clip: Clip,
     images: Pixels,
     layers: tuple[int, ...],
@@ -230,7 +230,7 @@ def _read(
     progress: Progress,
     keep: PathLike | None,
 ) -> tuple[BlockMoments, SavedMoments | None, float | None, int]:
-    """The moments of all images and where they are kept; `explained_share` of a batch; images skipped."""
+    """Moments of all images, their file, `explained_share` of the first batch, number of images skipped."""
     total, batch = count_images(images), options.batch_size
     moments = BlockMoments(head_maps(clip, layers), layers)
     shares: list[float | None] = []
@@ -250,7 +250,7 @@ def _read(
     def report(stage: str, done: int, _: int | None) -> None:
         nonlocal batches
         batches += 1
-        if saved is not None and batches % EVERY == 0:
+        if saved is not None and batches % SAVE_EVERY == 0:
             saved.save(moments, start + done)
         progress(stage, start + done, total)
 
@@ -336,7 +336,7 @@ def _concepts(
     return fixed_concepts(different, embed, way if isinstance(way, Mapping) else PROTOTYPES, tags)
 
 
-def _assigned(
+def _assign_roles(
     picked: Picked, of: Mapping[str, str], options: RoleOptions
 ) -> tuple[dict[Head, Role], dict[str, float]]:
     """The roles of heads with these phrases and concepts, and the parameters of the rule."""
@@ -361,5 +361,5 @@ def _concept_of(
     centers = np.array([cluster.centroid for cluster in concepts.clusters])  # [k, d]
     nearest = (unit(embed(new_phrases)) @ centers.T).argmax(axis=1)
     return of | {
-        phrase: concepts.clusters[place].concept for phrase, place in zip(new_phrases, nearest, strict=True)
+        phrase: concepts.clusters[index].concept for phrase, index in zip(new_phrases, nearest, strict=True)
     }

@@ -29,7 +29,7 @@ _FOLDS, _REPEATS = 4, 2
 _RIDGE = 0.1
 _MARGIN = 0.5  # standard errors by which a focus must be better than none
 _MOST_IMAGES = 1500  # for cross-validation: it solves systems of that size
-_NAMED = 2 / 3  # share of class names that must be nearest to a word of one concept
+_NAME_SHARE = 2 / 3  # share of class names that must be nearest to a word of one concept
 
 
 def attribute_heads(roles: RoleMap) -> dict[str, tuple[Head, ...]]:
@@ -92,7 +92,7 @@ def choose_focus(
     better = {
         key: float(gain.mean())
         for key, trial in trials.items()
-        if key[0] != NONE and _clear(gain := none.error - trial.error)
+        if key[0] != NONE and _exceeds_margin(gain := none.error - trial.error)
     }
     best = max(better, key=lambda key: better[key], default=(NONE, 0.0))
     accuracy = {role: max(t.accuracy for (r, _), t in trials.items() if r == role) for role in (NONE, *parts)}
@@ -101,7 +101,7 @@ def choose_focus(
         nearest = "" if tried is None else f", at best {accuracy[tried]:.1%} with {tried}"
         why = f"no role is clearly better than none ({none.accuracy:.1%} in cross-validation{nearest})"
         return FocusChoice(None, why=why, scores=accuracy)
-    why = _measured(best[0], trials[best].accuracy, none.accuracy)
+    why = _accuracy_sentence(best[0], trials[best].accuracy, none.accuracy)
     return FocusChoice(best[0], heads[best[0]], best[1], why, accuracy)
 
 
@@ -118,8 +118,8 @@ def choose_weight(
     none = trials.pop((NONE, 0.0))
     best = min(trials, key=lambda key: float(trials[key].error.mean()))
     accuracy, gain = trials[best].accuracy, none.error - trials[best].error
-    why = _measured(role, accuracy, none.accuracy)
-    if not _clear(gain):
+    why = _accuracy_sentence(role, accuracy, none.accuracy)
+    if not _exceeds_margin(gain):
         why += "; this focus gains nothing here"
     return FocusChoice(role, heads, best[1], why, {NONE: none.accuracy, role: accuracy})
 
@@ -141,10 +141,10 @@ def focus_by_names(clip: Clip, classes: Sequence[str], heads: Mapping[str, tuple
         words.append(features)
         owners += [known.name] * len(features)
     nearest = (word_features(clip, classes) @ torch.cat(words).T).argmax(dim=1)
-    concept, votes = Counter(owners[place] for place in nearest.tolist()).most_common(1)[0]
+    concept, votes = Counter(owners[index] for index in nearest.tolist()).most_common(1)[0]
     share = votes / len(classes)
     evidence = f"{share:.0%} of the class names are nearest to words for {concept}"
-    if share < _NAMED:
+    if share < _NAME_SHARE:
         return FocusChoice(None, why=f"the class names match no concept clearly: {evidence}")
     if concept not in heads:
         return FocusChoice(None, why=f"{evidence}, which no head of the role map has")
@@ -153,7 +153,7 @@ def focus_by_names(clip: Clip, classes: Sequence[str], heads: Mapping[str, tuple
     )
 
 
-def _measured(role: str, accuracy: float, none: float) -> str:
+def _accuracy_sentence(role: str, accuracy: float, none: float) -> str:
     return (
         f"cross-validated accuracy on the training images is {accuracy:.1%} with the heads of {role}, "
         f"{none:.1%} without"
@@ -183,7 +183,7 @@ class _Trial:
     accuracy: float
 
 
-def _clear(gain: Tensor) -> bool:
+def _exceeds_margin(gain: Tensor) -> bool:
     """Whether a gain [n] is more than half a standard error."""
     return float(gain.mean()) > _MARGIN * float(gain.std()) / math.sqrt(len(gain))
 
@@ -192,7 +192,7 @@ def _cross_validate(
     features: Tensor, parts: Mapping[str, Tensor], labels: Tensor, units: IntArray | None
 ) -> dict[tuple[str, float], _Trial]:
     """Trials of the image feature alone, and of each role with each weight."""
-    rows = _some(labels)
+    rows = _sample_rows(labels)
     labels, units = labels[rows], None if units is None else units[rows.numpy()]
     folds = [feature_folds(features[rows], labels, _FOLDS, units, seed) for seed in range(_REPEATS)]
 
@@ -215,18 +215,18 @@ def _ridge(gram: Tensor, labels: Tensor, folds: Sequence[Tensor]) -> _Trial:
     guess = torch.zeros_like(truth)
     for fold in folds:
         for number in range(_FOLDS):
-            held, kept = fold == number, fold != number
-            if not bool(held.any()):
+            held_out, training = fold == number, fold != number
+            if not bool(held_out.any()):
                 continue
-            inner = gram[kept][:, kept]
-            solved = torch.linalg.solve(inner + _RIDGE * torch.eye(len(inner)).to(inner), truth[kept])
-            guess[held] += gram[held][:, kept] @ solved / len(folds)
+            inner = gram[training][:, training]
+            solved = torch.linalg.solve(inner + _RIDGE * torch.eye(len(inner)).to(inner), truth[training])
+            guess[held_out] += gram[held_out][:, training] @ solved / len(folds)
     answered = folds[0] >= 0
     accuracy = float((guess.argmax(dim=1) == labels)[answered].double().mean())
     return _Trial((guess - truth)[answered].square().sum(dim=1), accuracy)
 
 
-def _some(labels: Tensor) -> Tensor:
+def _sample_rows(labels: Tensor) -> Tensor:
     """All images, or as many as fit, evenly from every class."""
     if len(labels) <= _MOST_IMAGES:
         return torch.arange(len(labels))

@@ -38,18 +38,18 @@ def head_information(concepts: Concepts) -> float:
     heads = [list(head) for head in concepts if head]
     if not heads:
         return 0.0
-    together: dict[str, float] = {}
+    pooled: dict[str, float] = {}
     for head in heads:
         for concept, share in concept_shares(head).items():
-            together[concept] = together.get(concept, 0.0) + share / len(heads)
-    each = statistics.fmean(concept_entropy(concept_shares(head)) for head in heads)
-    return max(0.0, concept_entropy(together) - each)
+            pooled[concept] = pooled.get(concept, 0.0) + share / len(heads)
+    mean_entropy = statistics.fmean(concept_entropy(concept_shares(head)) for head in heads)
+    return max(0.0, concept_entropy(pooled) - mean_entropy)
 
 
 def rotated_moments(moments: Moments, seed: int) -> Moments:
-    """The same heads with all contributions turned by one random rotation of the joint space.
+    """The same heads with all contributions rotated by one random rotation of the joint space.
 
-    How a head's variance is spread over directions stays; which directions they are is chance.
+    A head's variance along its directions stays as it is; the directions are random.
     """
     width = moments.maps.shape[-1]
     noise = torch.randn(width, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

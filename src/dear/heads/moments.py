@@ -15,7 +15,7 @@ from dear.heads.contributions import check_layers, head_maps, head_outputs
 from dear.utils.digest import of_json
 from dear.utils.files import PathLike, read_safetensors, require_finite, write_safetensors
 
-EVERY = 10  #: batches between two saves
+SAVE_EVERY = 10  #: batches between two saves
 
 
 class Moments:
@@ -33,7 +33,7 @@ class Moments:
         self.square = torch.zeros(*shape, shape[2], dtype=torch.float64, device=maps.device)  #: [L, H, d, d]
 
     def add(self, outputs: Tensor) -> None:
-        """Take in the outputs [B, L, H, d] of a batch."""
+        """Add the outputs [B, L, H, d] of a batch."""
         z = outputs.to(self.total).permute(1, 2, 0, 3)  # [L, H, B, d]
         self.count += outputs.shape[0]
         self.total += z.sum(dim=2)
@@ -102,7 +102,7 @@ class SavedMoments:
             key, *numbers = words["dear"].split()
             count, done = (int(number) for number in numbers if number.isdecimal() and len(number) <= 12)
             require_finite(tensors, str(self.path))
-        except (DearError, KeyError, ValueError):  # none, or damaged: the images are read again
+        except (DearError, KeyError, ValueError):  # missing or damaged: the images are read again
             return 0
         if key != self.key or not count <= done <= self.images:
             return 0

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.heads.ablate import Collected
+from dear.heads.collected import Collected
 from dear.heads.contributions import head_maps
 from dear.heads.focus import attribute_heads, centered_unit
 from dear.heads.names import Head
@@ -58,8 +58,8 @@ class HeadIndex:
     def _space(self, name: str, outputs: Tensor) -> Tensor:
         parts = []
         for layer, head in self.spaces[name]:
-            place = self._layers.index(layer)
-            parts.append(outputs[:, place, head] @ self._small[place, head].T)
+            row = self._layers.index(layer)
+            parts.append(outputs[:, row, head] @ self._small[row, head].T)
         return torch.cat(parts, dim=1)
 
 

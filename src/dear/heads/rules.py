@@ -177,8 +177,8 @@ def _apply(roles: RoleMap, part: str) -> RoleMap:
     name, _, value = part.partition(":")
     try:
         if name == "uniform":
-            made = RoleMap.uniform(value, roles.layers, roles.heads, roles.core)
-            return replace(made, backbone=roles.backbone, fingerprint=roles.fingerprint, depth=roles.depth)
+            uniform = RoleMap.uniform(value, roles.layers, roles.heads, roles.core)
+            return replace(uniform, backbone=roles.backbone, fingerprint=roles.fingerprint, depth=roles.depth)
         if name == "shuffled":
             return roles.shuffled(int(value))
         if name in ("quantile", "dominant"):
@@ -205,7 +205,7 @@ def with_concepts(roles: RoleMap, count: int) -> RoleMap:
     specialized = [role.concept for _, role in roles if role.kind in ("core", "other")]
     if count == len(roles.core):
         return roles
-    order = {concept: place for place, concept in enumerate(CONCEPTS)}
+    order = {concept: number for number, concept in enumerate(CONCEPTS)}
 
     def rank(concept: str) -> tuple[bool, int, int]:
         return concept not in roles.core, -specialized.count(concept), order.get(concept, len(order))

@@ -38,13 +38,13 @@ class BlockMoments(Moments):
         self.blocks = [Moments(maps, layers) for _ in range(BLOCKS)]
 
     def add(self, outputs: Tensor) -> None:
-        """Take in the outputs [B, L, H, d] of a batch."""
-        place = (torch.arange(len(outputs), device=outputs.device) + self.count) % BLOCKS
+        """Add the outputs [B, L, H, d] of a batch."""
+        block_of = (torch.arange(len(outputs), device=outputs.device) + self.count) % BLOCKS
         super().add(outputs)
         for number, block in enumerate(self.blocks):
-            some = outputs[place == number]
-            if len(some):
-                block.add(some)
+            members = outputs[block_of == number]
+            if len(members):
+                block.add(members)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything but the counts, by name."""
@@ -84,34 +84,36 @@ class Stability:
         return {**numbers, "replicates": self.replicates, "over": self.over}
 
 
-def measure_stability(roles: Table, again: Iterable[Table]) -> Stability:
+def measure_stability(roles: Table, others: Iterable[Table]) -> Stability:
     """Compare a role map with others of the same heads.
 
-    >>> one = {(1, 0): Role("mixed"), (1, 1): Role("core", "Color")}
-    >>> two = {(1, 0): Role("mixed"), (1, 1): Role("core", "Shape")}
-    >>> measure_stability(one, [one, two]).share
+    >>> first = {(1, 0): Role("mixed"), (1, 1): Role("core", "Color")}
+    >>> second = {(1, 0): Role("mixed"), (1, 1): Role("core", "Shape")}
+    >>> measure_stability(first, [first, second]).share
     0.75
     """
     hits: Counter[Head] = Counter()
     chance, count = 0.0, 0
-    counts = Counter(_name(role) for role in roles.values())
-    for table in again:
+    counts = Counter(_kind_and_concept(role) for role in roles.values())
+    for table in others:
         count += 1
-        hits.update(key for key, role in roles.items() if _name(table[key]) == _name(role))
-        other = Counter(_name(role) for role in table.values())
+        hits.update(
+            key for key, role in roles.items() if _kind_and_concept(table[key]) == _kind_and_concept(role)
+        )
+        other = Counter(_kind_and_concept(role) for role in table.values())
         chance += sum(counts[name] * other[name] for name in counts) / len(roles) ** 2
-    each = {key: hits[key] / max(count, 1) for key in roles}
-    share = sum(each.values()) / len(each)
-    return Stability(share, chance / max(count, 1), count, each)
+    heads = {key: hits[key] / max(count, 1) for key in roles}
+    share = sum(heads.values()) / len(heads)
+    return Stability(share, chance / max(count, 1), count, heads)
 
 
 def bootstrap(
-    seen: BlockMoments, find: Callable[[Moments], Table], roles: Table, replicates: int = REPLICATES
+    moments: BlockMoments, find: Callable[[Moments], Table], roles: Table, replicates: int = REPLICATES
 ) -> Stability | None:
-    """The stability of `roles`, which `find` made from `seen`; None with too few images for blocks."""
-    if replicates < 1 or seen.count < 2 * BLOCKS:
+    """The stability of `roles`, which `find` made from `moments`; None with too few images for blocks."""
+    if replicates < 1 or moments.count < 2 * BLOCKS:
         return None
-    return measure_stability(roles, (find(seen.replicate(seed)) for seed in range(replicates)))
+    return measure_stability(roles, (find(moments.replicate(seed)) for seed in range(replicates)))
 
 
 def warnings_about(roles: RoleMap) -> list[str]:
@@ -141,5 +143,5 @@ def warnings_about(roles: RoleMap) -> list[str]:
     return warnings
 
 
-def _name(role: Role) -> tuple[str, str | None]:
+def _kind_and_concept(role: Role) -> tuple[str, str | None]:
     return role.kind, role.concept

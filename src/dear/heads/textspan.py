@@ -6,8 +6,8 @@ remove its direction from C and from T.
 
 Every step needs C's moments only. The singular vectors are the eigenvectors of C^T C; the variance of C t is
 t^T S t with S the covariance; and once the direction of a pick is gone from T, all later phrases are
-orthogonal to it, so removing it from C changes no later variance. Keeping T and T S side by side makes a
-pick cost O(m r) instead of O(n m): thousands of images cost no more than one.
+orthogonal to it, so removing it from C changes no later variance. With T S kept as well as T, a
+pick costs O(m r) instead of O(n m): thousands of images cost no more than one.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def _solve(
     unit = torch.nn.functional.normalize(text.to(square), dim=-1)  # [m, d]
     parts = []
     for start in range(0, len(square), _HEADS_AT_ONCE):
-        some = slice(start, start + _HEADS_AT_ONCE)
-        coordinates = unit.expand(len(square[some]), -1, -1) if basis is None else unit @ basis[some]
-        parts.append(_picks(square[some], total[some], coordinates, n, text.shape[1], count, rank))
+        heads = slice(start, start + _HEADS_AT_ONCE)
+        coordinates = unit.expand(len(square[heads]), -1, -1) if basis is None else unit @ basis[heads]
+        parts.append(_picks(square[heads], total[heads], coordinates, n, text.shape[1], count, rank))
     return Spans(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 

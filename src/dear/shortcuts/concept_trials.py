@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dear.data.folds import IntArray, feature_folds
 from dear.errors import UsageError
-from dear.heads.ablate import Collected
+from dear.heads.collected import Collected
 from dear.shortcuts.removal import Removal, combine
 from dear.shortcuts.trials import FOLDS, fit_classifier, simplest, unit_features
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.data.folds import IntArray, feature_folds
-from dear.heads.ablate import Collected
+from dear.heads.collected import Collected
 from dear.heads.names import Head
 from dear.shortcuts.directions import edit_directions, random_directions
 from dear.shortcuts.removal import Removal, remove_heads
@@ -59,10 +59,7 @@ class EditedFeatures:
 
     def subset(self, rows: Tensor) -> EditedFeatures:
         """The features of the images with `rows` true, bool [n]."""
-        original, *copies = (
-            Collected(images.features[rows], images.outputs[rows], images.maps, images.layers)
-            for images in (self.original, *self.copies)
-        )
+        original, *copies = (images.subset(rows) for images in (self.original, *self.copies))
         units = None if self.units is None else self.units[rows.numpy()]
         return EditedFeatures(original, tuple(copies), self.labels[rows], self.toward, units)
 

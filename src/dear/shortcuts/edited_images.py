@@ -66,14 +66,14 @@ class EditedImages(Wrapped):
 class JoinedImages(Rows):
     """Images of several sets with the same classes; name and template are those of the first."""
 
-    per_image: ClassVar[tuple[str, ...]] = ("places",)
+    per_image: ClassVar[tuple[str, ...]] = ("sources",)
     name: str
     classes: tuple[str, ...]
     template: str
     labels: Tensor
     domains: tuple[str, ...] | None  #: None unless all sets have domains
     parts: tuple[ImageSet, ...]
-    places: tuple[tuple[int, int], ...]  #: (number of the part, place in it) of each image
+    sources: tuple[tuple[int, int], ...]  #: (number of the part, index in it) of each image
     groups: None = None
 
     @classmethod
@@ -87,28 +87,28 @@ class JoinedImages(Rows):
             torch.cat([part.labels for part in parts]),
             None if None in domains else tuple(chain.from_iterable(filter(None, domains))),
             parts,
-            tuple((number, place) for number, part in enumerate(parts) for place in range(len(part))),
+            tuple((number, index) for number, part in enumerate(parts) for index in range(len(part))),
         )
 
     def image(self, index: int) -> Image.Image:
         """A whole image, RGB."""
-        part, place = self.places[int(index)]
-        return self.parts[part].image(place)
+        part, row = self.sources[int(index)]
+        return self.parts[part].image(row)
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         """CLIP's view of some images, uint8 [b, 3, size, size]."""
         views: dict[int, Tensor] = {}
         for number, part in enumerate(self.parts):
-            rows = [row for row, index in enumerate(indices) if self.places[int(index)][0] == number]
+            rows = [row for row, index in enumerate(indices) if self.sources[int(index)][0] == number]
             if rows:
-                pixels = part.pixels([self.places[int(indices[row])][1] for row in rows], size)
+                pixels = part.pixels([self.sources[int(indices[row])][1] for row in rows], size)
                 views |= dict(zip(rows, pixels, strict=True))
         return torch.stack([views[row] for row in range(len(indices))])
 
     def key(self, index: int) -> str:
         """The image's key in the set it comes from."""
-        images, place = self.locate(index)
-        return images.key(place)
+        images, row = self.locate(index)
+        return images.key(row)
 
     def digest(self, index: int) -> bytes | None:
         """Hash of the stored image; None for one that is in memory only, such as an edited copy."""
@@ -116,5 +116,5 @@ class JoinedImages(Rows):
 
     def locate(self, index: int) -> tuple[ImageSet, int]:
         """The set that an image comes from, and its index there."""
-        part, place = self.places[int(index)]
-        return self.parts[part], place
+        part, row = self.sources[int(index)]
+        return self.parts[part], row

@@ -138,7 +138,7 @@ def _levels(image: Image.Image) -> tuple[Floats, Floats]:
 def _vignette(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
     wanted = _value(donor, "vignette")
     candidates = (image, *(shade_corners(image, strength) for strength in _SHADES))
-    return min(candidates, key=lambda each: abs(_value(each, "vignette") - wanted))
+    return min(candidates, key=lambda candidate: abs(_value(candidate, "vignette") - wanted))
 
 
 def shade_corners(image: Image.Image, strength: float) -> Image.Image:
@@ -164,7 +164,7 @@ def _sharpness(image: Image.Image, donor: Image.Image, name: str) -> Image.Image
 def _compression(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
     wanted = blockiness(donor)
     candidates = (image, *(recompress(image, quality) for quality in _QUALITIES))
-    return min(candidates, key=lambda each: abs(blockiness(each) - wanted))
+    return min(candidates, key=lambda candidate: abs(blockiness(candidate) - wanted))
 
 
 def _aspect(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:

@@ -134,27 +134,27 @@ def search_properties(
         if counts[label] < FEWEST:
             continue
 
-        def required(one: Shortcut, count: int = int(counts[label])) -> float:
-            return limit_for(count, present, min(limit, _LIMITS.get(one.name, limit)))
+        def required(shortcut: Shortcut, count: int = int(counts[label])) -> float:
+            return limit_for(count, present, min(limit, _LIMITS.get(shortcut.name, limit)))
 
         member, mark = label_array == label, marks[label]
         scored = _numeric_scores(numbers, ranks, member, label, name)
         scored += _fact_scores(measured, member, label, name)
         scored += [] if mark is None else [_mark(mark, label, name)]
-        above = [one for one in scored if one.score >= required(one)]
-        if not any(one.name == "mark" for one in above):
+        above = [shortcut for shortcut in scored if shortcut.score >= required(shortcut)]
+        if not any(shortcut.name == "mark" for shortcut in above):
             patch = common_patch(measured.small, member)
             above += [] if patch is None else [_mark(patch, label, name)]
         if above:
             first, *others = sorted(above, key=_rank)
             above_limit.append(replace(first, also=tuple(other.name for other in others)))
         else:
-            nearest = min((one for one in scored if one.kind), key=lambda one: required(one) - one.score)
+            nearest = min((s for s in scored if s.kind), key=lambda s: required(s) - s.score)
             below.append((required(nearest) - nearest.score, nearest, required(nearest)))
-    gap, closest, needed = min(below, key=lambda one: one[0], default=(0.0, None, limit))
+    gap, closest, needed = min(below, key=lambda entry: entry[0], default=(0.0, None, limit))
     if gap > NEAR:
         closest = None
-    return Search(tuple(sorted(above_limit, key=lambda one: -one.score)), closest, needed)
+    return Search(tuple(sorted(above_limit, key=lambda shortcut: -shortcut.score)), closest, needed)
 
 
 def limit_for(images: int, classes: int, limit: float = LIMIT) -> float:
@@ -228,8 +228,8 @@ def _fact_scores(measured: Measured, members: Mask, label: int, name: str) -> li
     return scores
 
 
-def _rank(one: Shortcut) -> tuple[float, bool, int]:
+def _rank(shortcut: Shortcut) -> tuple[float, bool, int]:
     # Fewer blocks than usual say little: blur does that, too.
-    weak = one.name == "blocks" and one.look == PROPERTIES[property_column("blocks")].low
-    above = one.score - _LIMITS.get(one.name, LIMIT)
-    return -min(round(above, 2), TIED), weak, _ORDER.index(one.name)
+    weak = shortcut.name == "blocks" and shortcut.look == PROPERTIES[property_column("blocks")].low
+    above = shortcut.score - _LIMITS.get(shortcut.name, LIMIT)
+    return -min(round(above, 2), TIED), weak, _ORDER.index(shortcut.name)

@@ -17,7 +17,7 @@ from dear.clip.model import Clip
 from dear.data.folds import IntArray
 from dear.data.images import ImageSet
 from dear.errors import UsageError
-from dear.heads.ablate import Collected, collect
+from dear.heads.collected import Collected, collect
 from dear.shortcuts.directions import DIRECTIONS
 from dear.shortcuts.edit_trials import (
     WAYS,

@@ -119,14 +119,16 @@ def measure_properties(images: ImageSet, progress: Progress = silent) -> Measure
     if not len(images):
         raise UsageError(f"{images.name} must have at least one image, got none")
 
-    def one(index: int) -> tuple[Floats, Prints, FileFacts | None]:
+    def measure(index: int) -> tuple[Floats, Prints, FileFacts | None]:
         image = images.image(index)
         return properties_of(image), Prints.of([image]), file_facts(images, index)
 
     values, prints = np.empty((len(images), len(PROPERTIES))), Prints.empty(len(images))
     files: list[FileFacts | None] = []
     for start in range(0, len(images), _BATCH):
-        for row, print_of_image, facts in map_threads(one, range(start, min(start + _BATCH, len(images)))):
+        for row, print_of_image, facts in map_threads(
+            measure, range(start, min(start + _BATCH, len(images)))
+        ):
             values[len(files)] = row
             prints.put(len(files), print_of_image)
             files.append(facts)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dear.clip.correction import Correction
 from dear.errors import UsageError
-from dear.heads.ablate import Collected
+from dear.heads.collected import Collected
 from dear.heads.names import Head
 
 _TINY = 1e-4  # directions shorter than this fraction of the longest are rounding errors

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch.nn.functional as F
 
-from dear.heads.ablate import Collected
+from dear.heads.collected import Collected
 from dear.shortcuts.removal import Removal
 
 FOLDS = 4

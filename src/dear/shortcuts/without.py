@@ -12,7 +12,7 @@ from dear.data.folds import IntArray
 from dear.data.images import ImageSet
 from dear.data.open import open_folder
 from dear.errors import UsageError
-from dear.heads.ablate import Collected, collect
+from dear.heads.collected import Collected, collect
 from dear.heads.concept_words import Concept, find_concept, readable_words, value_features
 from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.names import CONCEPTS

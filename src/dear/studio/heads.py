@@ -13,8 +13,8 @@ from torch import Tensor
 from dear.data.batches import image_set, over_pixels, pixels_for
 from dear.data.images import ImageSet, even_subset
 from dear.errors import UsageError
-from dear.heads.ablate import Collected, collect
 from dear.heads.activations import activating_images, attention_maps
+from dear.heads.collected import Collected, collect
 from dear.heads.role import Role
 from dear.heads.roles import RoleMap
 from dear.images.views import square

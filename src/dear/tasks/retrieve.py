@@ -25,7 +25,7 @@ from dear.data.batches import ImageLike, image_set, name_of, over_batches, pixel
 from dear.data.images import ImageSet, ListedImages, is_utf8
 from dear.data.open import find_benchmark, open_data
 from dear.errors import DataError, UsageError
-from dear.heads.ablate import collect
+from dear.heads.collected import collect
 from dear.heads.concept_words import find_attribute
 from dear.heads.focus import attribute_heads
 from dear.heads.neighbors import ALIKE, SAME, head_space, mean_overlap

@@ -50,11 +50,11 @@ def measure_nearness(pool: Tensor, labeled: Tensor) -> Nearness:
     >>> near.foreign.tolist()
     [False, True]
     """
-    places = torch.arange(len(labeled), device=labeled.device)
+    rows = torch.arange(len(labeled), device=labeled.device)
     values = nearest_neighbors(pool, labeled, NEIGHBORS)[0].mean(dim=1)
     if len(labeled) < 2:
         return Nearness(values, -1.0, torch.zeros(len(pool), dtype=torch.bool, device=pool.device))
-    others = nearest_neighbors(labeled, labeled, NEIGHBORS, places)[0].mean(dim=1)
+    others = nearest_neighbors(labeled, labeled, NEIGHBORS, rows)[0].mean(dim=1)
     limit = float(others.double().quantile(FOREIGN_QUANTILE))
     return Nearness(values, limit, values < limit)
 
@@ -156,16 +156,18 @@ def compare_with_labeled_only(
     labeled = labels != UNLABELED
     fold = label_folds(labels, _groups(features, labels) if groups is None else groups, folds)
     pool = draw_rows((~labeled).nonzero()[:, 0], MOST_COMPARED)
-    read = labeled.clone()
-    read[pool] = True
+    used = labeled.clone()
+    used[pool] = True
     counts = torch.zeros(5, dtype=torch.int64)
     for number in fold[fold >= 0].unique().tolist():
-        held = fold == number
-        rows = read & ~held
+        held_out = fold == number
+        rows = used & ~held_out
         with_pool = fit_semi_supervised_probe(features[rows], labels[rows], texts).probe
-        only = fit_semi_supervised_probe(features[labeled & ~held], labels[labeled & ~held], texts).probe
+        rows = labeled & ~held_out
+        labeled_only = fit_semi_supervised_probe(features[rows], labels[rows], texts).probe
         before, after = (
-            probe.logits(features[held]).argmax(dim=1) == labels[held] for probe in (only, with_pool)
+            probe.logits(features[held_out]).argmax(dim=1) == labels[held_out]
+            for probe in (labeled_only, with_pool)
         )
         parts = (before | ~before, before, after, after & ~before, before & ~after)
         counts += torch.stack([part.sum() for part in parts]).cpu()

@@ -48,14 +48,14 @@ def phrases_of(text: str) -> Iterator[Phrase]:
         elif line.startswith("- "):
             wordings.append(line[2:])
         else:
-            for place, word in enumerate(line.removeprefix(": ").split(", ")):
+            for number, word in enumerate(line.removeprefix(": ").split(", ")):
                 for turn in range(count):
                     # Wordings take turns, so that neighbors in the list read differently.
-                    wording = wordings[(place + turn * max(1, len(wordings) // count)) % len(wordings)]
+                    wording = wordings[(number + turn * max(1, len(wordings) // count)) % len(wordings)]
                     yield Phrase(wording.replace("{a}", article(word)).replace("{}", word), concept, topic)
 
 
-def general() -> tuple[Phrase, ...]:
+def general_phrases() -> tuple[Phrase, ...]:
     """The project's corpus: about 3,500 different phrases over fifteen concepts."""
     folder = resources.files("dear.heads.corpus").joinpath("words")
     seen: dict[str, Phrase] = {}

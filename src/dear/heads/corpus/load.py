@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dear.errors import DearError, InputError
-from dear.heads.corpus.build import Phrase, general
+from dear.heads.corpus.build import Phrase, general_phrases
 from dear.utils.files import read_text
 from dear.utils.text import Strict, decode, unprintable
 
@@ -57,11 +57,11 @@ def load_corpus(name: str | os.PathLike[str] = "general") -> Corpus:
     (True, 'Location')
     """
     if str(name) == "general":
-        return Corpus("general", general())
+        return Corpus("general", general_phrases())
     if str(name) == "world":
-        from dear.heads.corpus.world import world
+        from dear.heads.corpus.world import world_phrases
 
-        return Corpus("world", world())
+        return Corpus("world", world_phrases())
     path = Path(name)
     if path.suffix not in (".txt", ".jsonl"):
         raise InputError(f"{name}: a corpus is 'general', 'world', or a .txt or .jsonl file of phrases")

@@ -33,19 +33,19 @@ _SUBJECT_CONCEPT = {
 _KIND_CONCEPT = _SUBJECT_CONCEPT | {F.PERSON: "Human", F.FACE: "Human"}
 
 
-def world() -> tuple[Phrase, ...]:
+def world_phrases() -> tuple[Phrase, ...]:
     """About 1,200 phrases over the twelve concepts, each naming one factor of the world.
 
-    >>> {phrase.text: phrase.concept for phrase in world()}["something striped"]
+    >>> {phrase.text: phrase.concept for phrase in world_phrases()}["something striped"]
     'Texture'
     """
     seen: dict[str, Phrase] = {}
-    for text, concept in _all():
+    for text, concept in _wordings():
         seen.setdefault(text, Phrase(text, concept, "world"))
     return tuple(seen.values())
 
 
-def _all() -> Iterator[tuple[str, str]]:
+def _wordings() -> Iterator[tuple[str, str]]:
     """(phrase, concept) of every wording that names one factor, repeats included."""
     for template in TEMPLATES:
         if len(template.slots) != 1 or template.text.startswith(("the {subject", "this is", "there is")):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dear.data.images import ImageSet, even_subset, group_names
-from dear.heads.ablate import Collected, collect
+from dear.heads.collected import Collected, collect
 from dear.methods.frozen import Frozen
 from dear.runs.evaluate import Evaluation
 from dear.runs.model import Model

@@ -24,7 +24,7 @@ from dear.data.images import FileImages, ImageSet, ListedImages, targets_of
 from dear.data.open import HELD_OUT_SPLIT, open_data, open_folder
 from dear.data.shots import few_shot
 from dear.errors import DataError, UsageError
-from dear.heads.ablate import Collected, collect
+from dear.heads.collected import Collected, collect
 from dear.heads.concept_words import Concept, find_concept, known_concepts, readable_words, value_features
 from dear.heads.roles import RoleMap
 from dear.images.names import find_images

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dear import world
 from dear.clip.model import Clip
-from dear.heads.ablate import Collected, collect
+from dear.heads.collected import Collected, collect
 from dear.heads.names import Head
 from dear.heads.neighbors import head_space, precision_at
 from dear.heads.roles import RoleMap

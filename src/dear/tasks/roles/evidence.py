@@ -13,8 +13,9 @@ from dear.clip.model import Clip
 from dear.data.batches import over_pixels
 from dear.data.images import ImageSet, evenly_spaced
 from dear.errors import DearError
-from dear.heads.ablate import AblationTask, collect, layer_effects, role_effects
+from dear.heads.ablate import AblationTask, layer_effects, role_effects
 from dear.heads.activations import ActivatingImages, activating_images, attention_maps
+from dear.heads.collected import collect
 from dear.heads.roles import RoleMap
 from dear.heads.sentences import sentence_embedder
 from dear.report.page import thumbnail
