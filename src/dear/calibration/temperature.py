@@ -16,7 +16,7 @@ def negative_log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean negative log-likelihood of labels [n] under logits [n, C], with labels as sure as n images allow.
 
     A label counts (n + 1) / (n + 2) and the other classes share the rest (Platt's targets): otherwise the
-    best temperature would be 0 whenever every held-out image is answered rightly.
+    best temperature would be 0 whenever every held-out image is answered correctly.
     """
     n, classes = logits.shape
     slack = 1 / (n + 2)

@@ -273,11 +273,11 @@ def require_clip(clip: Any) -> Clip:
 
 def _sources(images: AnyImage | Sequence[AnyImage]) -> list[Source]:
     """One or several images as a list; arrays become Pillow images."""
-    one = isinstance(images, str | bytes | os.PathLike | Image)
+    is_single = isinstance(images, str | bytes | os.PathLike | Image)
     if isinstance(images, np.ndarray) and images.ndim in (2, 3):
-        one = True
-    items = [images] if one else list(images)  # type: ignore[arg-type]
+        is_single = True
+    items = [images] if is_single else list(images)  # type: ignore[arg-type]
     return [
-        from_array(item, f"image {place}") if isinstance(item, np.ndarray) else item  # type: ignore[misc]
-        for place, item in enumerate(items)
+        from_array(item, f"image {index}") if isinstance(item, np.ndarray) else item  # type: ignore[misc]
+        for index, item in enumerate(items)
     ]

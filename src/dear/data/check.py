@@ -201,15 +201,15 @@ def check_splits(name: str, root: str | None = None) -> SplitCheck:
     """
     split = named_split(name)
     splits = ("train", "test") if split is None else (split,)
-    sets = {each: open_data(name, each, root=root) for each in splits}
+    sets = {split: open_data(name, split, root=root) for split in splits}
     with suppress(DataError):  # there is none
         val = open_data(name, "val", root=root)
         if split is None and _keys(val) != _keys(sets["test"]):
             sets["val"] = val
     return SplitCheck(
         name,
-        {each: len(images) for each, images in sets.items()},
-        {each: class_counts(images) for each, images in sets.items()},
+        {split: len(images) for split, images in sets.items()},
+        {split: class_counts(images) for split, images in sets.items()},
         tuple(item.reason for images in sets.values() for item in check_images(images, "skip").unreadable),
         tuple(other_paths(Path(name))) if Path(name).is_dir() else (),
     )

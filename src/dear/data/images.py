@@ -349,11 +349,11 @@ def select_domains(images: ImageSet, names: Iterable[str]) -> ImageSet:
 def evenly_spaced(total: int, count: int) -> list[int]:
     """At most `count` of `total` indices, evenly spaced.
 
-    >>> even_places(10, 4), even_places(3, 4)
+    >>> evenly_spaced(10, 4), evenly_spaced(3, 4)
     ([0, 2, 5, 7], [0, 1, 2])
     """
     count = min(count, total)
-    return [place * total // count for place in range(count)]
+    return [number * total // count for number in range(count)]
 
 
 def even_subset(images: ImageSet, count: int) -> ImageSet:

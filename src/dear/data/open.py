@@ -189,7 +189,7 @@ def _open_dataset(text: str, split: str, template: str | None, name: str | None)
     feature = table.features["label"]
     labels = table["label"][:] if hasattr(feature, "names") else [str(value) for value in table["label"][:]]
     raw = list(feature.names) if hasattr(feature, "names") else sorted(set(labels), key=natural_key)
-    classes = check_classes(raw, [readable(one) for one in raw], text)
+    classes = check_classes(raw, [readable(label) for label in raw], text)
     numbers = [int(label) if hasattr(feature, "names") else raw.index(label) for label in labels]
     rows = list(range(len(numbers)))
     if whole and split != "all":

@@ -62,7 +62,7 @@ def decoder_of(device: torch.device) -> Decode | None:
             stream = torch.cuda.current_stream(device).cuda_stream
             with lock:  # one decoder for all threads
                 images = decoder.decode(files, params=parameters, cuda_stream=stream)
-            return [None if one is None else torch.as_tensor(one, device=device) for one in images]
+            return [None if image is None else torch.as_tensor(image, device=device) for image in images]
 
         keep_freed()
         return decode if _can_decode(decode) else None
@@ -183,7 +183,7 @@ def resize_images(images: Sequence[Tensor], size: Size) -> Tensor:
 def _weights(axes: Sequence[Axis], extent: int, side: int, bilinear: bool, device: torch.device) -> Tensor:
     """Weights [b, side, extent] of each image; those of images of one size are computed once."""
     kinds = {axis: number for number, axis in enumerate(dict.fromkeys(axes))}
-    numbers = [(one.start, one.length, one.resized, one.first) for one in kinds]
+    numbers = [(axis.start, axis.length, axis.resized, axis.first) for axis in kinds]
     start, length, new, first = torch.tensor(numbers, dtype=torch.float64).to(device).unbind(1)
     weights = resampling_weights(start, length, extent, side, new, first, bilinear).float()
     if len(kinds) == 1:

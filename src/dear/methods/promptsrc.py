@@ -100,7 +100,7 @@ class PromptSRC(Method):
             else:
                 sentences = [[fill_template(t, name) for name in self.classes] for t in self.config.templates]
                 features = torch.stack(
-                    [self.clip.encode_text(some) for some in sentences]
+                    [self.clip.encode_text(texts) for texts in sentences]
                 )  # [templates, C, E]
                 self._teacher = unit(features.mean(dim=0))
         return self._teacher

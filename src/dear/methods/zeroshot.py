@@ -64,7 +64,7 @@ class ZeroShot(Method):
     def _ensemble(self) -> Tensor:
         """Unit mean over prompts of unit text features, [C, E]."""
         sentences = [[fill_template(t, name) for name in self.classes] for t in self.config.templates]
-        features = [self.prompts.frozen, *(unit(self.clip.encode_text(some)) for some in sentences)]
+        features = [self.prompts.frozen, *(unit(self.clip.encode_text(texts)) for texts in sentences)]
         return unit(torch.stack(features).mean(dim=0))  # [templates, C, E] -> [C, E]
 
     def merge(self) -> Clip:

@@ -29,7 +29,7 @@ def run_images(run: PathLike | Spec, split: str = HELD_OUT_SPLIT) -> ImageSet:
         images = open_data(spec.data, split, root=spec.root, margin=spec.margin)
     except DataError as error:
         raise DataError(f"{name}: its images cannot be opened again ({error})", hint="report-data") from None
-    known = [each for each in spec.classes if each in set(images.classes)]
+    known = [name for name in spec.classes if name in set(images.classes)]
     return images.select_classes(known) if known and tuple(known) != tuple(images.classes) else images
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, Union
 
@@ -469,7 +470,7 @@ class Model:
             nearness=ranking.needs_nearness,
         )
         answers = []
-        for index, answer in enumerate(one for part in parts for one in part):
+        for index, answer in enumerate(chain.from_iterable(parts)):
             name = images.key(index) if isinstance(images, ImageSet) else name_of(images[index])
             error = problems.get(index)
             answers.append(replace(answer, image=name) if error is None else Answer(name, (), error))

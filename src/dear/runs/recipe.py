@@ -60,7 +60,7 @@ class Recipe(Options):
     @classmethod
     def of(cls, method: type[Method] | Method, **changes: Any) -> Recipe:
         """The recipe of a method: the usual one, what the method's paper changes, then `changes`."""
-        known = {each.name for each in fields(cls)}
+        known = {field.name for field in fields(cls)}
         unknown = sorted(set(changes) - known)
         if unknown:
             raise UsageError(unknown_name("value of the recipe", unknown[0], sorted(known)))

@@ -236,18 +236,18 @@ class Spec(Strict, frozen=True):
     def differences(self, other: Spec) -> list[str]:
         """Names of the parts that differ; for options and recipe with the names of their values.
 
-        >>> one = Spec(method="coop", options={"context": 4}, template="{}")
-        >>> one.differences(one.changed(options={"context": 8}, template="a {}", preset="paper"))
+        >>> spec = Spec(method="coop", options={"context": 4}, template="{}")
+        >>> spec.differences(spec.changed(options={"context": 8}, template="a {}", preset="paper"))
         ['options (context)', 'template']
         """
         differing = []
-        ours, theirs = self._decisive_fields(), other._decisive_fields()
+        fields, other_fields = self._decisive_fields(), other._decisive_fields()
         for name, words in (_DECISIVE | _DECISIVE_IF_SET).items():
-            one, two = ours.get(name), theirs.get(name)
-            if isinstance(one, dict) and isinstance(two, dict) and one != two:
-                names = [key for key in {**one, **two} if one.get(key) != two.get(key)]
+            mine, theirs = fields.get(name), other_fields.get(name)
+            if isinstance(mine, dict) and isinstance(theirs, dict) and mine != theirs:
+                names = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
                 differing.append(f"{words} ({', '.join(names)})")
-            elif one != two:
+            elif mine != theirs:
                 differing.append(words)
         return differing
 

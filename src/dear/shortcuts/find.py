@@ -26,8 +26,8 @@ FEW_CLASSES, FEW_LIMIT = 5, 0.98  #: with fewer classes, the other images are no
 TIED = 0.01  #: above their limits, from which on scores count as equal: one edit moves several properties
 NEAR = 0.1  #: distance from its limit at which the closest property below it is mentioned
 
-_LIMITS = {each.name: each.limit for each in PROPERTIES}
-_TITLES = {each.name: each.title for each in PROPERTIES}
+_LIMITS = {measure.name: measure.limit for measure in PROPERTIES}
+_TITLES = {measure.name: measure.title for measure in PROPERTIES}
 FILE_SIZE = Property("bytes per pixel", "strongly compressed", "weakly compressed")
 
 #: which of several findings with equal scores says most about what was done

@@ -61,14 +61,18 @@ def sample_boxes(
     tall = (area / aspect).sqrt().round()
     fits = (wide >= 1) & (tall >= 1) & (wide <= width[:, None]) & (tall <= height[:, None])
     first = fits.to(torch.int64).argmax(1, keepdim=True)
-    some = fits.any(1)
+    any_fits = fits.any(1)
 
     whole = (width / height).clamp(*ratio)
-    crop_h = torch.where(some, tall.gather(1, first)[:, 0], torch.minimum(height, (width / whole).round()))
-    crop_w = torch.where(some, wide.gather(1, first)[:, 0], torch.minimum(width, (height * whole).round()))
+    crop_h = torch.where(
+        any_fits, tall.gather(1, first)[:, 0], torch.minimum(height, (width / whole).round())
+    )
+    crop_w = torch.where(
+        any_fits, wide.gather(1, first)[:, 0], torch.minimum(width, (height * whole).round())
+    )
     crop_h, crop_w = crop_h.clamp(min=1), crop_w.clamp(min=1)
-    top = torch.where(some, draws[:, -3] * (height - crop_h + 1), (height - crop_h) / 2).floor()
-    left = torch.where(some, draws[:, -2] * (width - crop_w + 1), (width - crop_w) / 2).floor()
+    top = torch.where(any_fits, draws[:, -3] * (height - crop_h + 1), (height - crop_h) / 2).floor()
+    left = torch.where(any_fits, draws[:, -2] * (width - crop_w + 1), (width - crop_w) / 2).floor()
     return torch.stack((top, left, crop_h, crop_w), 1).to(torch.int64), draws[:, -1] < flip
 
 

@@ -72,18 +72,18 @@ def out_of_sample(
     if len(np.unique(y[judged])) < 2:
         return probabilities
     for number in np.unique(fold[judged]):
-        known, held = judged[fold[judged] != number], judged[fold[judged] == number]
+        training, held_out = judged[fold[judged] != number], judged[fold[judged] == number]
         with warnings.catch_warnings():  # the last digits of a probability do not matter here
             warnings.simplefilter("ignore", ConvergenceWarning)
-            model = LogisticRegression(C=1.0, max_iter=200).fit(x[known], y[known])
-        rows = np.zeros((len(held), classes))
-        rows[:, model.classes_] = model.predict_proba(x[held])
-        probabilities[held] = rows
-    probabilities[judged] = _calibrated(probabilities[judged], y[judged])
+            model = LogisticRegression(C=1.0, max_iter=200).fit(x[training], y[training])
+        rows = np.zeros((len(held_out), classes))
+        rows[:, model.classes_] = model.predict_proba(x[held_out])
+        probabilities[held_out] = rows
+    probabilities[judged] = _calibrate(probabilities[judged], y[judged])
     return probabilities
 
 
-def _calibrated(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Floats:
+def _calibrate(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Floats:
     """The probabilities at the temperature that makes the labels most probable."""
     from scipy.optimize import minimize_scalar
     from scipy.special import log_softmax

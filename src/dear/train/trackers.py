@@ -23,20 +23,20 @@ class Tracker:
 
     Args:
         log: "tensorboard:FOLDER", "mlflow:FOLDER or address of a server", "wandb:PROJECT", "trackio:PROJECT";
-            without a place, the folder `runs` or `mlruns`, or the project `dear`.
+            without a destination, the folder `runs` or `mlruns`, or the project `dear`.
 
     Raises:
         UsageError: no such tool, or it is not installed.
     """
 
     def __init__(self, log: str) -> None:
-        tool, _, place = log.partition(":")
+        tool, _, destination = log.partition(":")
         if tool not in _TOOLS:
             raise UsageError(
                 f"log must begin with {', '.join(_TOOLS)}, got {log!r}; example: tensorboard:logs"
             )
         try:
-            self._open = _TOOLS[tool](place)
+            self._open = _TOOLS[tool](destination)
         except ImportError:
             command = install_command(tool) if tool == "tensorboard" else f"pip install {tool}"
             raise UsageError(f"log {tool!r} needs a package that is not installed: {command}") from None

@@ -30,7 +30,7 @@ _BOOTSTRAPS = 500
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """Whether each held-out image is answered rightly by probes fitted to few and many labels."""
+    """Whether each held-out image is answered correctly by probes fitted to few and many labels."""
 
     sizes: tuple[float, ...]  #: mean number of labels that the probes were fitted to
     correct: Tensor  #: bool [sizes, images held out]

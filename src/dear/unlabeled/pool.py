@@ -99,8 +99,8 @@ class Comparison:
     """Held-out answers with and without the unlabeled images."""
 
     images: int  #: labeled images that were held out; 0: none could be
-    labeled_only: int  #: answered rightly by the probe that saw labels alone
-    with_pool: int  #: answered rightly by the probe that saw the unlabeled images as well
+    labeled_only: int  #: answered correctly by the probe that saw labels alone
+    with_pool: int  #: answered correctly by the probe that saw the unlabeled images as well
     gained: int  #: right only with the unlabeled images
     lost: int  #: right only without them
 
@@ -208,7 +208,7 @@ def decide_on_pool(
 def judge_pool(comparison: Comparison, confidence: float) -> Reason:
     """The result of a comparison on held-out labels for a pool.
 
-    "helps": more labels are answered rightly with it, by more than a standard error; "no gain": they are not.
+    "helps": more labels are answered correctly with it, by more than a standard error; "no gain": they are not.
     Of fewer than `LEAST_COMPARED` labels only a loss of more than a standard error counts ("no gain");
     otherwise the pool is used where the answers to it are certain ("unknown"), and not where they are not
     ("unsure").

@@ -54,7 +54,7 @@ def hints_of(kind: type, extras: bool = False) -> dict[str, Any]:
         hints = typing.get_type_hints(kind, include_extras=extras)
     except NameError:
         return {}
-    return {each.name: hints[each.name] for each in dataclasses.fields(kind)}
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _refusal(name: str, value: Any, hint: Any) -> str:

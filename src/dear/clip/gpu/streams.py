@@ -30,8 +30,8 @@ def run_concurrently(
     stream = _second_stream(device)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        one = first()
-    other = second()
+        first_result = first()
+    second_result = second()
     torch.cuda.current_stream().wait_stream(stream)
-    one.record_stream(torch.cuda.current_stream())
-    return one, other
+    first_result.record_stream(torch.cuda.current_stream())
+    return first_result, second_result
