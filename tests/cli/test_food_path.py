@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import food
@@ -114,9 +115,9 @@ def test_lists_patterns_folders_and_standard_input(
     )
     assert len(_read_list(["-"])) == 2
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    with pytest.raises(InputError, match="standard input"):
+    with pytest.raises(InputError):
         _read_list(["-"])
-    with pytest.raises(InputError, match="webp"):
+    with pytest.raises(InputError, match=re.escape("food/*.webp")):
         find_images(["food/*.webp"])
 
 

@@ -13,7 +13,7 @@ from dear.cli.printing import echo, print_json, print_table, say, stages
 
 if TYPE_CHECKING:
     from dear.tasks.audit.photos import ImageCheck
-    from dear.tasks.audit.task import Audit
+    from dear.tasks.audit.result import Audit
     from dear.tasks.repair import Repaired
 
 

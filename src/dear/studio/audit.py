@@ -14,7 +14,8 @@ from dear.runs.model import Model
 from dear.studio.state import StudioState
 from dear.tasks.audit.page import AuditPage
 from dear.tasks.audit.reliance import without
-from dear.tasks.audit.task import Audit, audit
+from dear.tasks.audit.result import Audit
+from dear.tasks.audit.task import audit
 from dear.utils.progress import Progress
 
 SHOTS = 16  #: images per class

@@ -10,7 +10,8 @@ from dear.shortcuts.causal import EditTest
 from dear.shortcuts.find import Shortcut
 
 if TYPE_CHECKING:
-    from dear.tasks.audit.concepts import Association, Reliance
+    from dear.tasks.audit.association import Association
+    from dear.tasks.audit.reliance import Reliance
 
 SHORTCUT = "shortcut"  #: associated with the labels, and the model relies on it
 ASSOCIATED = "associated"  #: associated with the labels; no model was tested

@@ -15,7 +15,7 @@ from dear.report.page import Table, Thumbnail, percent, render, thumbnail
 from dear.shortcuts.find import Shortcut
 from dear.tasks.audit.findings import ConceptFinding, Finding, PropertyFinding
 from dear.tasks.audit.labels import label_view, members
-from dear.tasks.audit.task import Audit
+from dear.tasks.audit.result import Audit
 from dear.tasks.explain.explainer import Explainer
 from dear.tasks.explain.explanation import Explanation, Explanations
 from dear.utils.files import PathLike, write_atomic
