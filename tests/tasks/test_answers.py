@@ -23,7 +23,8 @@ from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.tasks.adapt import adapt
-from dear.tasks.choose import Candidate, Choice, _best, choose
+from dear.tasks.choose.result import Candidate, Choice
+from dear.tasks.choose.task import _best, choose
 from dear.tasks.evaluate import evaluate
 from dear.train.crossval import Trials, class_folds, image_folds
 from dear.train.setup.prepare import prepare

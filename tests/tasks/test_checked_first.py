@@ -17,7 +17,7 @@ from dear.data.open import BENCHMARKS
 from dear.errors import DiskError, UsageError
 from dear.tasks import adapt as adapting
 from dear.tasks.adapt import adapt
-from dear.tasks.choose import choose
+from dear.tasks.choose.task import choose
 from dear.tasks.evaluate import evaluate
 from dear.tasks.retrieve import gallery_of, retrieve
 

@@ -65,6 +65,9 @@ def test_with_labels(pool: Path, tmp_path: Path) -> None:
         label_next(pool, count=10, backbone=CLIP, data=table, data_root=pool, classes=["red", "blue"])
     with pytest.raises(InputError, match="0"):
         label_next(pool, count=0, backbone=CLIP)
+    for wrong in ({"out": tmp_path / "next.txt"}, {"tasks": tmp_path / "next.txt"}):
+        with pytest.raises(InputError, match=r"next\.txt"):
+            label_next(pool, backbone="no such backbone", **wrong)
 
 
 def test_unreadable_images_are_listed(tmp_path: Path) -> None:
