@@ -76,16 +76,8 @@ def turned_into_a_folder(path):
     path.mkdir()
 
 
-CHANGES = [
-    (gone, "no such image"),
-    (turned_into_text, "is a text file"),
-    (cut, "damaged or truncated"),
-    (turned_into_a_folder, "is a folder"),
-]
-
-
-@pytest.mark.parametrize(("change", "reason"), CHANGES)
-def test_a_image_that_changes_after_listing_is_named(photos, tmp_path, change, reason):
+@pytest.mark.parametrize("change", [gone, turned_into_text, cut, turned_into_a_folder])
+def test_an_image_that_changes_after_listing_is_named(photos, tmp_path, change):
     change(photos.path(5))
     for work in (
         lambda: train(method(), photos, RECIPE, tmp_path / "run"),
@@ -93,7 +85,7 @@ def test_a_image_that_changes_after_listing_is_named(photos, tmp_path, change, r
         lambda: discover_roles(clip(), photos, corpus=WORDS, concepts="tags", keep=tmp_path / "keep"),
         lambda: Model(method(ZeroShot)).probabilities([photos.path(i) for i in range(len(photos))]),
     ):
-        with pytest.raises(DearError, match=rf"1\.png: .*{reason}"):
+        with pytest.raises(DearError, match=re.escape(str(photos.path(5)))):
             work()
 
 

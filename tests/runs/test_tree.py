@@ -62,9 +62,7 @@ def test_malformed_trees_name_the_item(tmp_path: Path, tree: object, item: str) 
 def test_names_must_be_classes_or_parents() -> None:
     with pytest.raises(DataError, match=r"'siamesee'.*'siamese'"):
         resolve_tree({"siamesee": "cat"}, ["beagle", "poodle", "terrier", "siamese"])
-    with pytest.raises(
-        DataError, match=r"'Siamese_cat'.*'siamese cat'|'siamese cat'.*'Siamese_cat'"
-    ):  # two spellings of one class
+    with pytest.raises(DataError, match="'siamese cat'"):  # two spellings of one class
         resolve_tree({"Siamese_cat": "cat", "siamese cat": "dog"}, ["siamese cat"])
     with pytest.raises(DataError, match="'cat'"):
         resolve_tree({"siamese": "cat"}, ["siamese", "cat"])

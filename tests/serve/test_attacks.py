@@ -617,7 +617,7 @@ def test_a_slow_device_takes_smaller_turns_and_a_full_queue_leaves_room_for_thos
         with pytest.raises(Refused, match=r"\b12\b"):
             await batcher.compute([1], "flood")
         little = asyncio.create_task(batcher.compute([1, 2], "little"))
-        with pytest.raises(Refused, match=r"\b1[24]\b"):
+        with pytest.raises(Refused, match=r"\b12\b"):
             await batcher.compute(list(range(7)), "much")
         free.set()
         assert await little == [1, 2]
@@ -793,7 +793,7 @@ def test_callers_that_hold_much_leave_room_for_one_that_holds_little():
     traffic.hold("b", 500)
     traffic.hold("c", 100)
     for caller, count in (("a", 1), ("c", 100)):
-        with pytest.raises(Refused, match=r"\b1[,]?\d{3}\b|\b[0-9]+\b"):
+        with pytest.raises(Refused):
             traffic.hold(caller, count)
     traffic.hold("a", -500)
     traffic.hold("c", 100)
@@ -804,7 +804,7 @@ def test_decode_gives_errors_per_file_and_a_limit_for_all(decoder):
     mixed = [upload(decoder, content, name) for name, content in contents.items()]
     found = asyncio.run(decoder.decode(mixed))
     assert [isinstance(one, Refused) for one in found] == [False, True, False]
-    with pytest.raises(Refused, match=r"2,?000"):
+    with pytest.raises(Refused, match="2,000"):
         asyncio.run(Decoder(1, Decoding(24, Limits(request_pixels=2000))).decode(mixed))
 
 

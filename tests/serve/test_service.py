@@ -311,7 +311,7 @@ def test_jobs_wait_for_each_other_and_a_full_queue_refuses():
     async def ask():
         asked = asyncio.create_task(batcher.compute([1, 2, 3, 4, 5]))
         await asyncio.sleep(0.01)
-        with pytest.raises(Refused, match=r"\b6\b|\b5\b") as refused:
+        with pytest.raises(Refused, match=r"\b5\b") as refused:
             await batcher.compute([6])
         assert refused.value.http_status == 429
         assert refused.value.retry_after == 1
