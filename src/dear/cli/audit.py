@@ -129,7 +129,7 @@ def _print_check(check: ImageCheck) -> None:
     if check.closest:
         echo(check.closest)
     if check.too_few:
-        echo(f"Too few images to score: {', '.join(check.too_few[:8])}.")
+        echo(f"Too few images to compare: {', '.join(check.too_few[:8])}.")
     for pair in check.duplicates[:5]:
         echo(f"near duplicates in {pair.where}: {pair.first} and {pair.second}")
     if len(check.duplicates) > 5:

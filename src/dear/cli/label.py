@@ -70,6 +70,9 @@ def label_next(
     if as_json:
         print_json({"images": len(chosen.choices), "out": str(out), "classes": list(chosen.classes)})
         return
+    if not chosen.choices:
+        say(f"{out}: no image is left to label: all are labeled, or near duplicates of labeled ones")
+        return
     say(f"{out}: {len(chosen.choices)} images to label, the most useful first")
     if Path(pool).is_dir():  # whose paths the table holds
         train = f"dear adapt --data {out} --data-root {pool} --unlabeled {pool}"

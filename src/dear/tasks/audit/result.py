@@ -76,7 +76,8 @@ class Audit:
             several = len(self.suspects) > 1
             what, them = ("shortcuts", "them") if several else ("shortcut", "it")
             return f"Possible {what}: {names}. A model trained on these images may rely on {them}."
-        return "No image property or concept is suspiciously associated with the labels."
+        measured = "image property" if self.clip is None else "image property or concept"
+        return f"No {measured} is suspiciously associated with the labels."
 
     @property
     def removable(self) -> tuple[str, ...]:
