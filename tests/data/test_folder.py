@@ -100,9 +100,9 @@ def test_empty_class_folders_are_skipped_with_a_warning(paint, caplog):
     (root / "dog").mkdir()
     (root / "emu" / "deeper").mkdir(parents=True)
     assert open_folder(root, "all").classes == ("cat",)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"dear: {root}: class folders without images are skipped: dog, emu"
-    ]
+    (record,) = caplog.records
+    assert (record.levelname, str(root) in record.getMessage()) == ("WARNING", True)
+    assert "dog, emu" in record.getMessage()
     open_folder(root, "all")
     assert len(caplog.records) == 1  # once is enough
     (root / "cat" / "1.png").unlink()
@@ -116,7 +116,8 @@ def test_a_class_that_one_split_lacks_stays_a_class(paint, caplog):
     found = open_folder(root, "test")
     assert found.classes == ("cat", "dog")
     assert found.labels.tolist() == [0]
-    assert f"{root / 'test'}: class folders without images are skipped: dog" in caplog.text
+    assert str(root / "test") in caplog.text
+    assert "dog" in caplog.text
 
 
 def test_what_operating_systems_leave_behind_is_ignored(paint, caplog):
@@ -141,10 +142,10 @@ def test_the_split_of_a_flat_folder_is_told(paint, caplog):
     assert not caplog.records
     assert len(open_folder(root, "train")) == 16
     assert len(open_folder(root, "test")) == 4
-    assert [record.getMessage() for record in caplog.records] == [
-        f"note: {root}: names no split, so about a fifth of each class is held out for testing: "
-        "16 images to train on, 4 to test on"
-    ]
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    for item in (str(root), "16 images", "4 "):
+        assert item in record.getMessage()
 
 
 def test_the_balance_of_classes(paint):

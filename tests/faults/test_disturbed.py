@@ -127,10 +127,7 @@ def test_evaluation_and_prediction_halve_the_batch_and_say_so(photos, monkeypatc
     with caplog.at_level(logging.WARNING, "dear"):
         found = Model(method(DeAR)).evaluate(photos)
     assert max(small.sizes) == 12
-    assert caplog.messages == [
-        "dear: out of memory with 12 images per batch; continuing with 6",
-        "dear: out of memory with 6 images per batch; continuing with 3",
-    ]
+    assert [re.findall(r"\d+", message) for message in caplog.messages] == [["12", "6"], ["6", "3"]]
     assert torch.equal(found.answers["fused"], expected.answers["fused"])
     torch.testing.assert_close(found.confidence["fused"], expected.confidence["fused"])
     torch.testing.assert_close(Model(method(DeAR)).probabilities(paths), sure)

@@ -198,7 +198,7 @@ def test_bound_to_the_weights():
     with pytest.raises(RoleError, match="discover_roles") as error:
         roles.check(clip(2, 2, "sha256:" + "cd" * 32))
     assert "allow_other" in str(error.value)
-    assert "as requested" in str(roles.check(clip(2, 2, "sha256:" + "cd" * 32), allow_other=True))
+    assert "cdcdcd" in str(roles.check(clip(2, 2, "sha256:" + "cd" * 32), allow_other=True))
     for shape in ((2, 3), (3, 2), (1, 2)):
         with pytest.raises(RoleError, match="layers"):
             roles.check(clip(*shape), allow_other=True)

@@ -154,5 +154,4 @@ def test_training_names_labels_that_look_wrong(caplog) -> None:
     trained = adapt(wrong, method="linear-probe", backbone=dear.load("mini"))
     assert trained.metrics["labels"]["look_wrong"] == len(expected)
     assert trained.metrics["labels"]["first"][0]["image"] == wrong.key(expected[0])
-    assert "training label" in caplog.text
-    assert "dear data check" in caplog.text
+    assert wrong.key(expected[0]) in caplog.text

@@ -149,7 +149,7 @@ def test_a_note_about_the_data_is_not_repeated(
     monkeypatch.chdir(tmp_path)
     with caplog.at_level("INFO", logger="dear"):
         prepare(Spec(data="photos", method="proker", unlabeled=str(pool)), clip=CLIP)
-    assert sum("names no split" in record.message for record in caplog.records) == 1
+    assert sum("photos: " in record.message for record in caplog.records) == 1
 
 
 def test_a_pool_of_another_kind_is_rejected_with_its_distance(tmp_path: Path) -> None:
