@@ -212,6 +212,6 @@ def _print_repair(result: Repaired) -> None:
     for key in compared.untouched:
         random = f"; random removals {mean[key]:.1%}" if key in mean else ""
         words = key.replace("_", " ")
-        echo(f"{words}: {compared.untouched[key]:.1%} -> {compared.repaired[key]:.1%}{random}")
+        echo(f"{words}: {compared.untouched[key]:.1%} → {compared.repaired[key]:.1%}{random}")
     echo(f"answers changed: {compared.changed:.1%}")
     echo(compared.verdict)

@@ -97,7 +97,7 @@ def _print(choice: Choice) -> None:
     print_table(("method", "trained classes", "new classes", "time"), rows)
     for note in choice.notes:
         echo(f"- {note}")
-    echo(f"- everything took {choice.seconds:.0f} s")
+    echo(f"- total time: {choice.seconds:.0f} s")
     if choice.minutes_needed is not None:
         echo(f"- to compare all methods: --minutes {choice.minutes_needed}")
     echo(choice.sentence)

@@ -76,9 +76,8 @@ class Association:
         """The association and the criterion, for people."""
         reached = self.expected + self.random_excess
         return (
-            f"normalized mutual information {self.information:.2f}; {self.required:.2f} is required, because "
-            f"random directions of the same number reach {reached:.2f} and shuffled labels "
-            f"{self.expected:.2f}"
+            f"normalized mutual information {self.information:.2f}, at least {self.required:.2f} is required; "
+            f"random directions of the same number reach {reached:.2f}, shuffled labels {self.expected:.2f}"
         )
 
 

@@ -66,18 +66,18 @@ def _sentence(
     name, figures = association.name, association.figures
     if verdict == NOT_ASSOCIATED:
         if association.p_value <= limit:
-            return f"{name} is not counted as associated with the labels: {figures}."
+            return f"{name} is not associated with the labels: {figures}."
         return (
-            f"{name} is not counted as associated with the labels: normalized mutual information "
+            f"{name} is not associated with the labels: normalized mutual information "
             f"{association.information:.2f}, shuffled labels reach {association.expected:.2f} "
-            f"(p = {association.p_value:.3f}; at most {limit:.3f} is required, because several concepts are "
+            f"(p = {association.p_value:.3f}; at most {limit:.3f} is required because several concepts are "
             "tested)."
         )
     if verdict == CLASS_DEFINING:
         return (
             f"{name} is associated with the labels, and the class names differ in it as well "
-            f"({association.class_name_ratio:.1f} times as much as in random directions), so it is probably "
-            f"what defines the classes: {figures}."
+            f"({association.class_name_ratio:.1f} times as much as in random directions), so it probably "
+            f"defines the classes: {figures}."
         )
     if association.strong:
         what = (
@@ -156,8 +156,8 @@ def _remaining_association(
 
 def _explained(one: ConceptFinding, name: str, added: float, remaining: float) -> ConceptFinding:
     sentence = (
-        f"{one.name} is associated with the labels only as far as {name} is: among images with the same "
-        f"{name} it adds {max(added, 0.0):.2f} to the normalized information, and without the directions of "
-        f"{name} {max(remaining, 0.0):.0%} of its association remains. Remove {name} first."
+        f"{one.name} is associated with the labels through {name}: among images with the same {name} it adds "
+        f"{max(added, 0.0):.2f} to the normalized mutual information, and without the directions of {name} "
+        f"{max(remaining, 0.0):.0%} of its association remains. Remove {name} first."
     )
     return replace(one, verdict=EXPLAINED, sentence=sentence, explained_by=name)

@@ -69,7 +69,7 @@ class Choice:
         alike = [one.title for one in self.candidates if one is not self.pick and _as_good(one, self.pick)]
         text = f"Use {self.pick.title}."
         if alike:
-            text += f" With this number of images it is not significantly better than {listed(alike)}."
+            text += f" On this number of images it does not differ significantly from {listed(alike)}."
         if self.pick_for_new is not None and self.pick_for_new is not self.pick:
             text += f" Use {self.pick_for_new.title} if you will add classes later."
         return text

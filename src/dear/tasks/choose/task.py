@@ -243,15 +243,13 @@ def _notes(job: Job, folds: int, tried: Sequence[Candidate]) -> list[str]:
     """What the reader should know about the data."""
     images = job.images
     counts = torch.bincount(images.labels, minlength=len(images.classes))
-    notes = [
-        f"{len(images)} images of {len(images.classes)} classes; each part of {folds} was held out in turn"
-    ]
+    notes = [f"{len(images)} images of {len(images.classes)} classes, cross-validation with {folds} folds"]
     notes += [] if job.duplicates is None else duplicate_notices(job.duplicates)
     single = [name for name, count in zip(images.classes, counts.tolist(), strict=True) if count == 1]
     if single:
         notes.append(
-            f"{len(single)} classes have a single image, which is never held out: the figures say nothing "
-            f"about them ({', '.join(single[:3])}{', …' if len(single) > 3 else ''})"
+            f"{len(single)} classes have a single image, which is never held out: the accuracies do not cover "
+            f"them ({', '.join(single[:3])}{', …' if len(single) > 3 else ''})"
         )
     if len(images.classes) < 4:
         notes.append(
