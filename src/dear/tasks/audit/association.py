@@ -77,7 +77,7 @@ class Association:
         reached = self.expected + self.random_excess
         return (
             f"normalized mutual information {self.information:.2f}, at least {self.required:.2f} is required; "
-            f"random directions of the same number reach {reached:.2f}, shuffled labels {self.expected:.2f}"
+            f"as many random directions reach {reached:.2f}, shuffled labels {self.expected:.2f}"
         )
 
 

@@ -248,8 +248,8 @@ def _notes(job: Job, folds: int, tried: Sequence[Candidate]) -> list[str]:
     single = [name for name, count in zip(images.classes, counts.tolist(), strict=True) if count == 1]
     if single:
         notes.append(
-            f"{len(single)} classes have a single image, which is never held out: the accuracies do not cover "
-            f"them ({', '.join(single[:3])}{', …' if len(single) > 3 else ''})"
+            f"{len(single)} classes have a single image, which is never held out; the accuracies do not "
+            f"cover them ({', '.join(single[:3])}{', …' if len(single) > 3 else ''})"
         )
     if len(images.classes) < 4:
         notes.append(

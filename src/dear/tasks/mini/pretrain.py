@@ -127,7 +127,7 @@ def pretrain_mini(
 
     every = min(100, max(1, recipe.steps // 10))
     clip = pretrain(recipe, world.CaptionTable.build(), pick_device(device), keep, every)
-    save_hf(clip.cpu(), out, torch.float16)
+    save_hf(clip.cpu(), Path(out), torch.float16)
     write_json(Path(out) / "pretrain.json", {"recipe": asdict(recipe), "log": log})
     return clip
 
