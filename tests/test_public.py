@@ -187,6 +187,8 @@ def test_what_people_guess(run: Path, photos: Path, tmp_path: Path) -> None:
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 6
     assert dear.predict(run, [Image.open(files[0])], top=1)[0].classes[0][0] == "red"
     assert dear.predict(run, files[0].read_bytes(), classes="+yellow").labels == ["red"]
+    with pytest.raises(UsageError, match="list"):  # images and run in the wrong order
+        dear.predict([str(file) for file in files], run)
     words = ["something red", "something blue"]
     assert dear.zeroshot(files[:2], words).labels == ["something red"] * 2
     assert dear.zeroshot(photos, template="something {}").accuracy == {"default": 1.0}

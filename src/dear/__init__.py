@@ -92,6 +92,8 @@ _ALTERNATIVES = {
     "encode_text": "dear.load(backbone).encode_text(texts)",
     "export": "dear.export_run(run, ...)",
     "report": "dear.report_run(run)",
+    "serve": "the command dear serve RUNS_FOLDER",
+    "studio": "the command dear studio RUN",
 }
 
 __all__ = [

@@ -107,7 +107,7 @@ def check_labels(y: Any, count: int) -> np.ndarray[Any, Any]:
             f"labels must be a list with one label per image, got the shape {list(labels.shape)}"
         )
     if len(labels) != count:
-        raise InputError(f"labels must be {count}, one per image, got {len(labels)} labels")
+        raise InputError(f"labels must have one entry per image ({count}), got {len(labels)}")
     return labels
 
 

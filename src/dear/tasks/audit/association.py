@@ -76,7 +76,7 @@ class Association:
         """The association and the criterion, for people."""
         reached = self.expected + self.random_excess
         return (
-            f"normalized mutual information {self.information:.2f}, at least {self.required:.2f} is required; "
+            f"normalized mutual information {self.information:.2f}, at least {self.required:.2f} required; "
             f"as many random directions reach {reached:.2f}, shuffled labels {self.expected:.2f}"
         )
 
