@@ -51,14 +51,14 @@ from measure.script import add_options, parser_of, read
 from torch import Tensor
 
 import dear
-import dear.tasks.choose
+import dear.tasks.choose.task
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.data.shots import few_shot, halves
 from dear.runs.model import Model
 from dear.runs.spec import Spec
-from dear.tasks.choose import METHODS, choose
+from dear.tasks.choose.task import METHODS, choose
 from dear.train.calibrate import CLASS_FOLDS, FOLDS, SLOW_FOLDS
 from dear.train.crossval import (
     Trials,
@@ -253,7 +253,7 @@ def choice(name: str, seed: int, methods: str, options: tuple[tuple[str, Any], .
     task = opened(name, options)
     torch.set_num_threads(task.options.threads)
     if task.options.cpu_clock:
-        dear.tasks.choose.time = SimpleNamespace(monotonic=time.process_time)
+        dear.tasks.choose.task.time = SimpleNamespace(monotonic=time.process_time)
     return chosen(task, seed, task.options.minutes, tuple(methods.split(",")))
 
 

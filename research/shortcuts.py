@@ -42,7 +42,9 @@ from dear.heads.concept_words import known_concepts, value_features
 from dear.heads.known_roles import known_roles
 from dear.methods import find_method
 from dear.shortcuts.removal import Removal, remove_heads, remove_span
-from dear.tasks.audit.concepts import associate, explain_away, judge, reliance
+from dear.tasks.audit.association import associate
+from dear.tasks.audit.reliance import reliance
+from dear.tasks.audit.verdict import explain_away, judge
 from dear.tasks.speed import add_rows, machine
 from dear.world.shortcuts import KINDS
 

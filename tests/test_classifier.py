@@ -171,7 +171,7 @@ def test_not_fitted_and_wrong_use(photos: Path) -> None:
         classifier().predict(files)
     with pytest.raises(InputError, match=r"\by\b"):
         classifier().fit(files)
-    with pytest.raises(InputError, match=r"15 .*2 label"):
+    with pytest.raises(InputError, match=r"\b15\b.*\b2\b"):
         classifier().fit(files, truth[:2])
     with pytest.raises(UsageError, match="'deer'"):
         classifier(method="deer").fit(files, truth)
@@ -204,7 +204,7 @@ def test_an_empty_class_is_named(tmp_path: Path) -> None:
 
 def test_classes_that_differ_only_in_case_are_named(photos: Path) -> None:
     files, _ = listed(photos)
-    with pytest.raises(DataError, match="'Cat' and 'cat'"):
+    with pytest.raises(DataError, match=r"'Cat'.*'cat'"):
         classifier().fit(files[:2], ["Cat", "cat"])
 
 

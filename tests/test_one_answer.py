@@ -264,7 +264,7 @@ def by_service(run: Path, photos: Photos, backbone: str) -> np.ndarray:
 
 
 def by_audit(run: Path, photos: Photos, backbone: str) -> np.ndarray:
-    from dear.tasks.audit.reliance import HeldOutScores
+    from dear.tasks.audit.held_out import HeldOutScores
 
     method, images = load_run(run, photos.clip), open_data(photos.folder, "all")
     found = HeldOutScores.of(Model(method), images, photos.clip.config.vision.last_third, None, silent)

@@ -17,17 +17,33 @@ from dear.clip.model import Clip
 from dear.errors import DearError, InputError, UsageError
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.model import Model
+from dear.studio import app as studio
+from dear.tasks.check import check
+from dear.tasks.labeling.exchange import add_labels
+from dear.tasks.labeling.start import start_session
+from dear.tasks.mini.measure import measure_mini
+from dear.tasks.mini.pretrain import pretrain_mini
 from dear.tasks.roles.task import discover, report
+from dear.tasks.speed import measure_speed
 
 #: Command -> its public function, where the name differs or lies in a package.
 NAMES = {"bench": "bench.run", "ablate": "bench.ablate", "export": "export_run", "report": "report_run"}
-#: Commands of groups -> their functions.
-GROUPED: dict[str, Any] = {"label next": dear.label_next, "roles discover": discover, "roles report": report}
-#: Commands that list, open a server, or belong to this repository: no function.
-NO_FUNCTION = {
-    *("backbones", "methods", "data", "roles", "label", "cache", "demo", "studio", "serve"),
-    *("speed", "mini", "pretrain"),
+#: Commands without a public name -> their functions: those of groups and of this repository, and servers.
+OTHERS: dict[str, Any] = {
+    "data check": check,
+    "label import": add_labels,
+    "label next": dear.label_next,
+    "label start": start_session,
+    "mini": measure_mini,
+    "pretrain": pretrain_mini,
+    "roles discover": discover,
+    "roles report": report,
+    "speed": measure_speed,
+    "studio": studio.serving,
 }
+#: Commands that only list or show what is there, and the service, whose command reads a settings file.
+NO_FUNCTION = {*("backbones", "methods", "cache", "serve"), *("data list", "roles show", "cache clear")}
+GROUPS = ("data", "label", "roles", "cache")
 #: Options of the command line alone: how results are printed, and what Python callers set elsewhere.
 CLI_ONLY = {"as_json", "threads", "help"}
 COMPUTES_CELLS = {"bench", "ablate"}  #: `threads` is a parameter of both
@@ -35,10 +51,11 @@ CLI_ONLY_OF = {
     "adapt": {"extend"},  # a function: `dear.extend`
     "export": {"classes_file"},
     "label next": {"classes_file"},
+    "label start": {"classes_file", "host", "port"},  # parameters of the server
     "predict": {"onnx", "classes_file"},  # an exported model is passed as the run; a list is a list
 }
 #: Parameters of Python alone: callbacks, and objects that no option can hold.
-PYTHON_ONLY = {"progress", "stop"}
+PYTHON_ONLY = {"progress", "stop", "report"}
 PYTHON_ONLY_OF = {
     "adapt": {"mode"},
     "audit": {"held_out", "properties"},
@@ -53,8 +70,8 @@ PYTHON_ONLY_OF = {
 
 
 def function_of(command: str) -> Any:
-    if command in GROUPED:
-        return GROUPED[command]
+    if command in OTHERS:
+        return OTHERS[command]
     function: Any = dear
     for part in NAMES.get(command, command).split("."):
         function = getattr(function, part)
@@ -66,7 +83,14 @@ def plain(value: Any) -> Any:
     return None if value in ((), [], "") else str(value) if isinstance(value, Path) else value
 
 
-@pytest.mark.parametrize("command", [*(name for name in COMMANDS if name not in NO_FUNCTION), *GROUPED])
+def all_commands() -> list[str]:
+    """Every command, those of groups included."""
+    app: Any = typer.main.get_command(build_app())
+    names = [name for name in COMMANDS if name not in GROUPS]
+    return [*names, *(f"{group} {name}" for group in GROUPS for name in app.commands[group].commands)]
+
+
+@pytest.mark.parametrize("command", [name for name in all_commands() if name not in NO_FUNCTION])
 def test_a_command_is_one_function_with_the_same_parameters(command: str) -> None:
     parser: Any = typer.main.get_command(build_app())
     for word in command.split():
@@ -163,6 +187,8 @@ def test_what_people_guess(run: Path, photos: Path, tmp_path: Path) -> None:
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 6
     assert dear.predict(run, [Image.open(files[0])], top=1)[0].classes[0][0] == "red"
     assert dear.predict(run, files[0].read_bytes(), classes="+yellow").labels == ["red"]
+    with pytest.raises(UsageError, match="list"):  # images and run in the wrong order
+        dear.predict([str(file) for file in files], run)
     words = ["something red", "something blue"]
     assert dear.zeroshot(files[:2], words).labels == ["something red"] * 2
     assert dear.zeroshot(photos, template="something {}").accuracy == {"default": 1.0}

@@ -1,8 +1,8 @@
 """Adapt CLIP-like vision-language models head by head.
 
 Every command of `dear` is a function here under the command's name; where a package has that name, it is
-`bench.run`, `export_run`, `report_run`. Names are imported when they are first
-used, so that `dear --help` does not wait for PyTorch.
+`bench.run`, `export_run`, `report_run`. Names are imported when they are first used, so that `dear --help`
+does not wait for PyTorch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from dear.runs.model import Model
     from dear.tasks.adapt import adapt
     from dear.tasks.audit.task import audit
-    from dear.tasks.choose import choose
+    from dear.tasks.choose.task import choose
+    from dear.tasks.demo.task import demo
     from dear.tasks.drift import drift
     from dear.tasks.embed.task import embed
     from dear.tasks.evaluate import evaluate, zeroshot
@@ -54,7 +55,8 @@ _HOMES = {
     "adapt": "dear.tasks.adapt",
     "audit": "dear.tasks.audit.task",
     "bundle": "dear.tasks.share.transfer",
-    "choose": "dear.tasks.choose",
+    "choose": "dear.tasks.choose.task",
+    "demo": "dear.tasks.demo.task",
     "discover_roles": "dear.heads.discover",
     "drift": "dear.tasks.drift",
     "embed": "dear.tasks.embed.task",
@@ -90,6 +92,8 @@ _ALTERNATIVES = {
     "encode_text": "dear.load(backbone).encode_text(texts)",
     "export": "dear.export_run(run, ...)",
     "report": "dear.report_run(run)",
+    "serve": "the command dear serve RUNS_FOLDER",
+    "studio": "the command dear studio RUN",
 }
 
 __all__ = [
@@ -105,6 +109,7 @@ __all__ = [
     "bench",
     "bundle",
     "choose",
+    "demo",
     "discover_roles",
     "drift",
     "embed",

@@ -1,6 +1,7 @@
 """Protocols on a tiny backbone and real files: what is trained on, what is tested on, and the numbers."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -231,7 +232,7 @@ def test_imported_draws_are_used_and_bind_the_cell(table, place, asked, tmp_path
     assert sorted(used) == other
     assert drawn != used
     file.write_text(json.dumps({"path": other[0]}) + "\n")
-    with pytest.raises(dear.errors.RunError, match="changed after"):
+    with pytest.raises(dear.errors.RunError, match=re.escape(table)):
         run(bound, where)
 
 
@@ -268,14 +269,14 @@ def test_real_cells_on_several_processes_agree_with_one(tmp_path, place, asked):
 @pytest.mark.parametrize(
     ("protocol", "changes", "error", "message"),
     [
-        ("zero-shot", {}, UsageError, "zero-shot"),
+        ("zero-shot", {}, UsageError, "'zero-shot'"),
         ("base-to-novel", {"methods": ["dera"]}, UsageError, "dera"),
-        ("base-to-novel", {"datasets": []}, UsageError, "dataset"),
+        ("base-to-novel", {"datasets": []}, UsageError, "datasets"),
         ("base-to-novel", {"targets": ["x"]}, UsageError, "targets"),
-        ("base-to-novel", {"seeds": []}, UsageError, "seed"),
-        ("cross-dataset", {"datasets": ["a", "b"]}, UsageError, "one dataset"),
-        ("cross-dataset", {"datasets": ["a"], "targets": ["a"]}, UsageError, "other than"),
-        ("base-to-novel", {"roles": None}, RoleError, "role map"),
+        ("base-to-novel", {"seeds": []}, UsageError, "seeds"),
+        ("cross-dataset", {"datasets": ["a", "b"]}, UsageError, "a, b"),
+        ("cross-dataset", {"datasets": ["a"], "targets": ["a"]}, UsageError, "targets"),
+        ("base-to-novel", {"roles": None}, RoleError, "tiny"),
         ("base-to-novel", {"options": {"dear": {"betta": 1}}}, UsageError, "betta"),
         ("base-to-novel", {"recipe": {"epoch": 1}}, UsageError, "epoch"),
         ("base-to-novel", {"recipe": {"seed": 7}}, UsageError, "seed"),
@@ -283,7 +284,7 @@ def test_real_cells_on_several_processes_agree_with_one(tmp_path, place, asked):
         ("base-to-novel", {"options": {"coop": {"context": 4}}}, UsageError, "'coop'"),
         ("base-to-novel", {"templates": {"elsewhere": "a {}."}}, UsageError, "'elsewhere'"),
         ("base-to-novel", {"draws": "nowhere"}, RunError, "nowhere"),
-        ("base-to-novel", {"draws": "nowhere", "shots": [0]}, UsageError, "no effect"),
+        ("base-to-novel", {"draws": "nowhere", "shots": [0]}, UsageError, "draws"),
     ],
 )
 def test_wrong_requests_are_refused_before_anything_runs(asked, protocol, changes, error, message):
@@ -313,7 +314,7 @@ def test_presets_of_a_method_are_planned_and_named(asked, monkeypatch):
     assert list(variant_names(cells).values()) == ["dear@paper", "dear@quick"]
     (changed,) = plan("base-to-novel", asked(methods=["dear@quick"], options={"dear": {"beta": 0.2}}))
     assert changed.spec.options["beta"] == 0.2
-    with pytest.raises(UsageError, match=r"'slow'.*paper, quick"):
+    with pytest.raises(UsageError, match=r"'slow'.*paper"):
         plan("base-to-novel", asked(methods=["dear@slow"]))
     with pytest.raises(UsageError, match="'slow'"):
         plan("base-to-novel", asked(methods=["coop@slow"]))

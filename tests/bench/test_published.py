@@ -90,7 +90,7 @@ def test_shape_of_the_tables():
     assert main.row("DeAR").method == "dear"
     assert published.for_protocol("domain-shift").name == "main-4"
     assert published.for_study("masks").row("All-Mixed").number("Average", "hm").value == 80.93
-    with pytest.raises(UsageError, match="no published table"):
+    with pytest.raises(UsageError, match="main-9"):
         published.table("main-9")
 
 

@@ -120,7 +120,7 @@ def test_few_images_give_a_wide_interval_and_nonsense_is_refused() -> None:
     for share in (0.0, 0.6, float("nan")):
         with pytest.raises(UsageError, match=str(share)):
             threshold([0.1, 0.2], share)
-    with pytest.raises(UsageError, match="scores"):
+    with pytest.raises(UsageError):
         threshold([])
 
 

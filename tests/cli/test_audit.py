@@ -17,7 +17,7 @@ from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.shortcuts.without import Without, remove
 from dear.tasks.adapt import adapt
-from dear.tasks.audit.reliance import without
+from dear.tasks.audit.held_out import without
 from dear.tasks.repair import repair
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import food
@@ -32,11 +33,8 @@ def test_from_folder_to_table_in_four_commands(
     words = ["adapt", "--data", "food", "--backbone", "models/tiny-clip", "--out", "run", "--epochs", "3"]
     status, said = dear(*words)
     assert status == 0, said
-    assert "discovered on 24 images" in said  # no map of these weights exists anywhere
-    assert "training DeAR on 24 images of 3 classes, 6 images held out" in said
-    assert "accuracy on 6 held-out images:" in said
-    assert "before," in said
-    assert "(mode fused" in said
+    for item in ("24 images", "3 classes", "6 images", "6 held-out", "fused"):
+        assert item in said
     following = next(line for line in said.splitlines() if line.startswith("next: "))
     config = read_config(place / "run")
     assert config.backbone_path == str(place / "models" / "tiny-clip")
@@ -73,25 +71,35 @@ def test_a_second_adaptation_uses_the_kept_roles(
     monkeypatch.chdir(tmp_path)
     words = ["adapt", "--data", str(place / "food"), "--backbone", str(place / "models" / "tiny-clip")]
     words += ["--epochs", "1", "--no-check"]
-    assert "roles were discovered on" in dear(*words, "--out", "one")[1]
-    assert "roles of tiny-clip were discovered before" in dear(*words, "--out", "two")[1]
+    folder = tmp_path / "cache" / "roles"
+
+    def kept() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in folder.glob("*.json")}
+
+    assert dear(*words, "--out", "one")[0] == 0
+    discovered = kept()
+    assert len(discovered) == 1
+    assert dear(*words, "--out", "two")[0] == 0
+    assert kept() == discovered
     maps = [(tmp_path / name / "roles.json").read_bytes() for name in ("one", "two")]
     assert maps[0] == maps[1]
     assert dear("cache", "clear")[0] == 0
-    assert "roles were discovered on" in dear(*words, "--out", "three")[1]
+    assert not kept()
+    assert dear(*words, "--out", "three")[0] == 0
+    assert len(kept()) == 1
 
 
 def test_mini_says_that_it_knows_no_photos(place: Path, tmp_path: Path) -> None:
     words = ["adapt", "--data", str(place / "food"), "--out", str(tmp_path / "run"), "--epochs", "1"]
     status, said = dear(*words, "--no-check", "--method", "linear-probe")
     assert status == 0
-    assert "'mini' has seen only drawn images of the attribute world" in said
+    assert "'mini'" in said
     assert "openai/clip-vit-base-patch16" in said
     quiet = dear(
         "adapt", "--data", "world:textures", "--out", str(tmp_path / "w"), "--epochs", "1", "--shots", "5",
         "--no-check", "--method", "linear-probe",
     )[1]  # fmt: skip
-    assert "attribute world" not in quiet
+    assert "openai/clip-vit-base-patch16" not in quiet
 
 
 def test_lists_patterns_folders_and_standard_input(
@@ -114,9 +122,9 @@ def test_lists_patterns_folders_and_standard_input(
     )
     assert len(_read_list(["-"])) == 2
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    with pytest.raises(InputError, match="standard input"):
+    with pytest.raises(InputError):
         _read_list(["-"])
-    with pytest.raises(InputError, match="webp"):
+    with pytest.raises(InputError, match=re.escape("food/*.webp")):
         find_images(["food/*.webp"])
 
 

@@ -196,7 +196,7 @@ def test_token_ids_outside_the_vocabulary_are_refused() -> None:
     clip = small_clip("gelu")
     ids = texts()
     ids[1, 2] = clip.config.text.vocab
-    with pytest.raises(InputError, match="0 to"):
+    with pytest.raises(InputError, match=str(clip.config.text.vocab)):
         clip.encode_text(ids)
 
 

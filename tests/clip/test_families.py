@@ -72,7 +72,7 @@ def test_metaclip_2(tmp_path: Path) -> None:
         ({"model_type": "blip"}, None, "blip"),
         ("vision_config", {"vision_use_head": False}, "pooling head"),
         ("vision_config", {"hidden_act": "relu"}, "hidden_act"),
-        ("vision_config", {"num_attention_heads": 7}, "7 heads.*40"),
+        ("vision_config", {"num_attention_heads": 7}, "7.*40"),
         ("vision_config", {"num_hidden_layers": 10**6}, "layers"),
         ("vision_config", {"image_size": -3}, "image_size"),
         ("vision_config", {"hidden_size": "40"}, "hidden_size"),
@@ -125,7 +125,7 @@ def test_without_a_tokenizer_ids_still_work(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"tokenizer\.json"):
         clip.encode_text(["a cat"])
     assert clip.encode_text(ids()).shape == (4, 40)
-    with pytest.raises(InputError, match="0 to 119"):
+    with pytest.raises(InputError, match="119"):
         clip.encode_text(ids() + 100)
 
 

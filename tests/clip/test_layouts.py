@@ -247,16 +247,16 @@ def mlp(x, w, at, activation):
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("visual.trunk.attn_pool.latent", None, "missing visual.trunk.attn_pool.latent"),
+        ("visual.trunk.attn_pool.latent", None, r"visual\.trunk\.attn_pool\.latent"),
         (
             "visual.trunk.attn_pool.kv.weight",
             torch.zeros(36, 36),
-            r"kv.weight is \[36, 36\], expected \[72, 36\]",
+            r"kv\.weight .*\[36, 36\].*\[72, 36\]",
         ),
         ("logit_bias", torch.tensor(float("nan")), "logit_bias.*NaN"),
-        ("visual.trunk.pos_embed", torch.zeros(1, 5, 36), r"pos_embed is \[1, 5, 36\]"),
-        ("visual.trunk.norm_pre.weight", torch.zeros(36), "surplus visual.trunk.norm_pre.weight"),
-        ("text.text_projection.bias", torch.zeros(36, dtype=torch.int64), "text_projection.bias is int64"),
+        ("visual.trunk.pos_embed", torch.zeros(1, 5, 36), r"pos_embed .*\[1, 5, 36\]"),
+        ("visual.trunk.norm_pre.weight", torch.zeros(36), r"visual\.trunk\.norm_pre\.weight"),
+        ("text.text_projection.bias", torch.zeros(36, dtype=torch.int64), r"text_projection\.bias .*int64"),
     ],
 )
 def test_wrong_tensors_are_named(

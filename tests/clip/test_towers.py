@@ -217,7 +217,7 @@ def test_wrong_use_is_named(clip: Clip, pixels: torch.Tensor) -> None:
         Edit({1: LayerEdit(tokens=torch.zeros(3, 40))}, count=2)
     with pytest.raises(UsageError, match=r"row 0"):
         BlockMask(torch.zeros(5, 3, 3, dtype=torch.bool))
-    with pytest.raises(CheckpointError, match=r"5 heads.*42"):
+    with pytest.raises(CheckpointError, match=r"\b5\b.*42"):
         VisionConfig(width=42, layers=2, heads=5)
     with pytest.raises(UsageError, match="ViT-B-17"):
         ClipConfig.named("ViT-B-17")

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 
 import pytest
@@ -53,7 +54,7 @@ def test_split_folders(paint):
 def test_val_serves_as_test(paint):
     root = paint("Train/cat/1.png", "Val/cat/2.png")
     assert open_folder(root, "test").paths == ("Val/cat/2.png",)
-    with pytest.raises(DataError, match=r"extra/.*Train/, Val/"):
+    with pytest.raises(DataError, match=r"extra.*Train.*Val"):
         open_folder(root, "extra")
 
 
@@ -76,7 +77,7 @@ def test_without_split_folders_a_fifth_is_held_out(paint):
     before = set(test.paths)
     paint("fox/1.png", "fox/2.png")  # another class changes nothing in this one
     assert before < set(open_folder(root, "test").paths)
-    with pytest.raises(DataError, match="train, test and all"):
+    with pytest.raises(DataError, match="'val'"):
         open_folder(root, "val")
 
 
@@ -99,13 +100,13 @@ def test_empty_class_folders_are_skipped_with_a_warning(paint, caplog):
     (root / "dog").mkdir()
     (root / "emu" / "deeper").mkdir(parents=True)
     assert open_folder(root, "all").classes == ("cat",)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"dear: {root}: class folders without images are skipped: dog, emu"
-    ]
+    (record,) = caplog.records
+    assert (record.levelname, str(root) in record.getMessage()) == ("WARNING", True)
+    assert "dog, emu" in record.getMessage()
     open_folder(root, "all")
     assert len(caplog.records) == 1  # once is enough
     (root / "cat" / "1.png").unlink()
-    with pytest.raises(DataError, match="no images"):
+    with pytest.raises(DataError, match=re.escape(str(root))):
         open_folder(root, "all")
 
 
@@ -115,7 +116,8 @@ def test_a_class_that_one_split_lacks_stays_a_class(paint, caplog):
     found = open_folder(root, "test")
     assert found.classes == ("cat", "dog")
     assert found.labels.tolist() == [0]
-    assert f"{root / 'test'}: class folders without images are skipped: dog" in caplog.text
+    assert str(root / "test") in caplog.text
+    assert "dog" in caplog.text
 
 
 def test_what_operating_systems_leave_behind_is_ignored(paint, caplog):
@@ -140,10 +142,10 @@ def test_the_split_of_a_flat_folder_is_told(paint, caplog):
     assert not caplog.records
     assert len(open_folder(root, "train")) == 16
     assert len(open_folder(root, "test")) == 4
-    assert [record.getMessage() for record in caplog.records] == [
-        f"note: {root}: names no split, so about a fifth of each class is held out for testing: "
-        "16 images to train on, 4 to test on"
-    ]
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    for item in (str(root), "16 images", "4 "):
+        assert item in record.getMessage()
 
 
 def test_the_balance_of_classes(paint):
@@ -160,21 +162,21 @@ def test_the_balance_of_classes(paint):
 )
 def test_classes_that_read_the_same(paint, pair):
     root = paint(*(f"{name}/1.png" for name in pair))
-    with pytest.raises(DataError, match="both read") as caught:
+    with pytest.raises(DataError) as caught:
         open_folder(root, "all")
     assert all(repr(name) in str(caught.value) for name in pair)
 
 
 def test_what_is_no_folder_of_classes(paint, tmp_path):
-    with pytest.raises(DataError, match="not a folder"):
+    with pytest.raises(DataError, match="absent"):
         open_folder(tmp_path / "absent", "all")
-    with pytest.raises(DataError, match="no class folders"):
+    with pytest.raises(DataError, match=re.escape(str(tmp_path))):
         open_folder(tmp_path, "all")
     root = paint("train/cat/1.png", "training/cat/1.png")
-    with pytest.raises(DataError, match="train/ and training/"):
+    with pytest.raises(DataError, match=r"train/.*training/"):
         open_folder(root, "train")
     other = paint("x/bad\x07name/1.png") / "x"
-    with pytest.raises(DataError, match="control character"):
+    with pytest.raises(DataError, match=r"U\+0007"):
         open_folder(other, "all")
 
 

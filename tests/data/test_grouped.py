@@ -78,13 +78,13 @@ def test_malformed_lists_name_the_line(tmp_path: Path) -> None:
     (home / "metadata.csv").write_text(
         text.replace("3,001.Some_bird/bird_3.jpg,1,2,0", "3,001.Some_bird/bird_3.jpg,7,2,0")
     )
-    with pytest.raises(DataError, match=r"line 5: the class"):
+    with pytest.raises(DataError, match=r"line 5: .*bird_3\.jpg"):
         open_data("Waterbirds", "test", root=tmp_path)
     (home / "metadata.csv").write_text(text.replace("001.Some_bird/bird_1.jpg", "../../escape.jpg"))
     with pytest.raises(DataError, match="line 3"):
         open_data("Waterbirds", "test", root=tmp_path)
     (home / "metadata.csv").write_text("img_filename,y,split\n")
-    with pytest.raises(DataError, match="no column place"):
+    with pytest.raises(DataError, match="place"):
         open_data("Waterbirds", "test", root=tmp_path)
     home = _celeba(tmp_path, "txt")
     (home / "list_attr_celeba.txt").write_text("1\nBald Blond_Hair Eyeglasses Male\n000001.jpg 1 1\n")
@@ -105,5 +105,5 @@ def test_a_table_may_name_groups(tmp_path: Path, column: str) -> None:
 
 
 def test_a_group_for_every_image() -> None:
-    with pytest.raises(DataError, match="1 groups"):
+    with pytest.raises(DataError, match=r"\b2\b.*\b1\b"):
         FileImages("d", ("a",), "{}", Path("."), ("x.png", "y.png"), torch.zeros(2).long(), groups=("g",))

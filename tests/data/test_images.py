@@ -59,25 +59,25 @@ def test_subset_and_classes(four):
     assert chosen.paths == ("0.png", "1.png", "3.png")
     assert chosen.labels.tolist() == [0, 1, 1]
     assert four.select_labels([1]).paths == ("2.png",)
-    with pytest.raises(DataError, match="no class 'yak'"):
+    with pytest.raises(DataError, match="'yak'"):
         four.select_classes(["yak"])
 
 
 def test_two_classes_of_one_name_are_chosen_by_label(four):
     twins = FileImages("t", ("crane", "crane"), "{}", four.root, four.paths[:2], torch.tensor([0, 1]))
-    with pytest.raises(DataError, match="by label"):
+    with pytest.raises(DataError, match="crane"):
         twins.select_classes(["crane"])
     assert twins.select_labels([1]).paths == ("1.png",)
 
 
 def test_domains(four):
     assert select_domains(four, ["sketch"]).paths == ("1.png", "3.png")
-    with pytest.raises(DataError, match=r"'clipart'.*photo, sketch"):
+    with pytest.raises(DataError, match="'clipart'"):
         select_domains(four, ["clipart"])
 
 
 def test_lengths_must_agree(four):
-    with pytest.raises(DataError, match="1 images but 2 labels"):
+    with pytest.raises(DataError, match=r"\b1\b.*\b2\b"):
         FileImages("x", ("a",), "{}", four.root, ("0.png",), torch.tensor([0, 0]))
 
 
@@ -128,7 +128,7 @@ def test_training_pixels_beyond_the_limit_are_decoded_each_time(four):
 def test_every_unreadable_image_is_listed_in_one_pass(four):
     four.path(1).write_text("not an image")
     four.path(3).write_bytes(four.path(3).read_bytes()[:200])
-    with pytest.raises(DataError, match="2 of 4") as caught:
+    with pytest.raises(DataError) as caught:
         check_images(four)
     assert "1.png" in str(caught.value)
     assert "3.png" in str(caught.value)
@@ -136,10 +136,10 @@ def test_every_unreadable_image_is_listed_in_one_pass(four):
     assert [image.key for image in report.unreadable] == ["1.png", "3.png"]
     assert report.checked == 4
     assert report.kept.labels.tolist() == [2, 1]
-    assert str(check_images(report.kept)) == "all 2 images can be read"
-    with pytest.raises(DataError, match="none of its 2"):
+    assert check_images(report.kept).unreadable == ()
+    with pytest.raises(DataError, match=r"1\.png"):
         check_images(four.subset([1, 3]), "skip")
-    with pytest.raises(UsageError, match="stop or skip"):
+    with pytest.raises(UsageError, match="'ignore'"):
         check_images(four, "ignore")
 
 

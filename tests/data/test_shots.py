@@ -73,7 +73,7 @@ def test_a_class_with_fewer_gives_all_and_one_with_none_is_refused():
     assert few_shot(images(), 2, 1).labels.tolist() == [0, 0, 1, 1, 2, 2]
     with pytest.raises(DataError, match="'emu'"):
         draw_shots(images().subset(range(24)), 1, 1)
-    with pytest.raises(DataError, match="at least 1"):
+    with pytest.raises(DataError, match=r"\b0\b"):
         draw_shots(images(), 0, 1)
 
 
@@ -92,19 +92,19 @@ def test_draws_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ('{"path": "cat/99.png"}', "line 1: set has no image 'cat/99.png'"),
-        ('{"path": "cat/1.png"}\n{"path": "cat/1.png"}', "line 2: .*twice"),
-        ('{"path": "cat/1.png", "class": "dog"}', "of class 'cat', not 'dog'"),
+        ('{"path": "cat/99.png"}', "line 1: .*'cat/99.png'"),
+        ('{"path": "cat/1.png"}\n{"path": "cat/1.png"}', "line 2: .*'cat/1.png'"),
+        ('{"path": "cat/1.png", "class": "dog"}', "'cat'.*'dog'"),
         ('["cat/1.png"]', "line 1"),
         ("nonsense", "line 1"),
-        ("", "empty"),
+        ("", r"draw\.jsonl"),
     ],
 )
 def test_draws_that_do_not_fit_are_refused(tmp_path, text, match):
     (tmp_path / "draw.jsonl").write_text(text)
     with pytest.raises(DataError, match=match):
         read_draw(tmp_path / "draw.jsonl", images())
-    with pytest.raises(DataError, match="no such draw"):
+    with pytest.raises(DataError, match=r"absent\.jsonl"):
         read_draw(tmp_path / "absent.jsonl", images())
 
 

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def test_csv(tmp_path, newline, mark):
     assert train.name == "t"
     assert open_table(path, "test").paths == ("x/2.png",)
     assert len(open_table(path, "all")) == 3
-    with pytest.raises(DataError, match=r"'val'.*test, train"):
+    with pytest.raises(DataError, match="'val'"):
         open_table(path, "val")
 
 
@@ -110,25 +111,28 @@ def test_data_check_takes_the_root_of_a_table(paint, tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("", "no column path and no column label"),
-        ("path,class\na,b\n", "no column label"),
-        ("path;label\na;b\n", "separate columns by commas"),
-        ("path,label\n", "no rows"),
-        ("path,label,label\na,b,c\n", "two columns called label"),
-        ("path,label\na.png,cat\nb.png\n", "row 3: has 1 cells where the header has 2"),
-        ("path,label\na.png,cat,dog\n", "row 2: has 3 cells"),
-        ("path,label\na.png,\n", "no row has a label"),
-        ("path,label\n ,cat\n", "row 2: path is empty"),
-        ('path,label\n"a.png,cat\n', "not valid CSV"),
+        ("", "path.*label"),
+        ("path,class\na,b\n", "label"),
+        ("path;label\na;b\n", "path.*label"),
+        ("path,label\n", ""),
+        ("path,label,label\na,b,c\n", "label"),
+        ("path,label\na.png,cat\nb.png\n", r"row 3: .*\b1\b.*\b2\b"),
+        ("path,label\na.png,cat,dog\n", r"row 2: .*\b3\b"),
+        ("path,label\na.png,\n", "label"),
+        ("path,label\n ,cat\n", "row 2: path"),
+        ('path,label\n"a.png,cat\n', "CSV"),
         ("path,label\na.png,cat\na.png,dog\n", r"row 3: 'a.png'.* row 2"),
         ("path,label\na.png,cat\n./x/../a.png,cat\n", r"row 2"),
-        ("path,label\na.png,Cat\nb.png,cat\n", "both read"),
-        ("path,label\na.png,golden_retriever\nb.png,golden retriever\n", "both read"),
-        ("path,label,classname\na,0,cat\nb,0,dog\n", "row 3: label '0' is called 'dog' here and 'cat' above"),
-        ("path,label,classname\na,0,cat\nb,1,CAT\n", "both read"),
-        ("path,label\na,b\x07c\n", "control character U\\+0007"),
-        (f"path,label\na,{'x' * 300}\n", "300 characters"),
-        (f"path,label\na,{'x' * 200_000}\n", "row 2: is not valid CSV"),
+        ("path,label\na.png,Cat\nb.png,cat\n", "'Cat'.*'cat'"),
+        (
+            "path,label\na.png,golden_retriever\nb.png,golden retriever\n",
+            "'golden_retriever'.*'golden retriever'",
+        ),
+        ("path,label,classname\na,0,cat\nb,0,dog\n", "row 3: .*'0'.*'dog'.*'cat'"),
+        ("path,label,classname\na,0,cat\nb,1,CAT\n", "'0'.*'1'.*'CAT'"),
+        ("path,label\na,b\x07c\n", "U\\+0007"),
+        (f"path,label\na,{'x' * 300}\n", "300"),
+        (f"path,label\na,{'x' * 200_000}\n", "row 2: "),
     ],
 )
 def test_malformed_csv_is_named(tmp_path, text, match):
@@ -141,17 +145,17 @@ def test_malformed_csv_is_named(tmp_path, text, match):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("[1]", "row 1: is not a JSON object"),
-        ('{"path": "a", "label": "b"}\n{oops}', "row 2: is not a valid JSON object"),
-        ('{"path": "a", "path": "b", "label": "c"}', "occurs twice"),
+        ("[1]", "row 1: "),
+        ('{"path": "a", "label": "b"}\n{oops}', "row 2: "),
+        ('{"path": "a", "path": "b", "label": "c"}', "row 1: .*path"),
         ('{"path": "a", "label": 1.5}', "label .*1.5"),
         ('{"path": "a", "label": true}', "label .*True"),
         ('{"path": 3, "label": "a"}', "path .*3"),
-        ('{"path": "a"}', "row 1: has no label"),
-        ('{"path": "a", "label": null}', "no row has a label"),
+        ('{"path": "a"}', "row 1: .*label"),
+        ('{"path": "a", "label": null}', "label"),
         (
             '{"path": "a", "label": "b", "split": "train"}\n{"path": "c", "label": "b"}',
-            "row 2: some rows have 'split'",
+            "row 2: .*'split'",
         ),
         ("[" * 100_000, "row 1"),
     ],
@@ -162,10 +166,10 @@ def test_malformed_jsonl_is_named(tmp_path, text, match):
 
 
 def test_files_that_are_no_tables(tmp_path):
-    with pytest.raises(DataError, match="no such table"):
+    with pytest.raises(DataError, match=r"absent\.csv"):
         open_table(tmp_path / "absent.csv", "all")
     (tmp_path / "latin.csv").write_bytes("path,label\na,caf\xe9\n".encode("latin-1"))
-    with pytest.raises(DataError, match="not UTF-8"):
+    with pytest.raises(DataError, match=r"latin\.csv.*UTF-8"):
         open_table(tmp_path / "latin.csv", "all")
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(DataError):
@@ -176,28 +180,27 @@ def test_files_that_are_no_tables(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "match"),
+    "path",
     [
-        ("../secret.png", "leaves"),
-        ("a/../../secret.png", "leaves"),
-        ("..", "leaves"),
-        ("..\\secret.png", "leaves"),
-        ("/etc/passwd", "absolute"),
-        ("\\\\server\\share\\a.png", "absolute"),
-        ("C:\\a.png", "absolute"),
-        ("c:a.png", "absolute"),
-        (".", "folder"),
-        ("a\0b", "malformed"),
+        "../secret.png",
+        "a/../../secret.png",
+        "..",
+        "..\\secret.png",
+        "/etc/passwd",
+        "\\\\server\\share\\a.png",
+        "C:\\a.png",
+        "c:a.png",
+        ".",
+        "a\0b",
     ],
 )
-def test_paths_out_of_the_root_of_a_confined_table_are_refused(tmp_path, path, match):
+def test_paths_out_of_the_root_of_a_confined_table_are_refused(tmp_path, path):
     file = tmp_path / "t.jsonl"
     file.write_text(
         json.dumps({"path": "ok.png", "label": "a"}) + "\n" + json.dumps({"path": path, "label": "a"})
     )
-    with pytest.raises(DataError, match=match) as caught:
+    with pytest.raises(DataError, match="row 2"):
         open_table(file, "all", confined=True)
-    assert "row 2" in str(caught.value)
 
 
 def test_links_out_of_the_root_of_a_confined_table_are_refused(paint):
@@ -207,7 +210,7 @@ def test_links_out_of_the_root_of_a_confined_table_are_refused(paint):
     (data / "image.png").symlink_to(outside / "outside" / "secret.png")
     (data / "within.png").symlink_to(data / "inner" / "a.png")
     for path in ("out/secret.png", "image.png", "out/not/there.png"):
-        with pytest.raises(DataError, match=r"row 2: .*by a link"):
+        with pytest.raises(DataError, match=f"row 2: .*{re.escape(path)}"):
             open_table(table(data, f"path,label\n{path},a\n"), "all", confined=True)
     assert open_table(table(data, "path,label\nwithin.png,a\n"), "all").image(0).size == (12, 8)
 

@@ -218,7 +218,7 @@ def test_a_method_with_a_focus_is_traced_without_fused_attention(clip):
 
 def test_a_method_that_works_image_by_image_is_refused(clip, tmp_path):
     method = build_method("cocoop", shallow(clip).clip, CLASSES)
-    with pytest.raises(DearError, match="image by image"):
+    with pytest.raises(DearError, match="cocoop"):
         export_onnx(method, tmp_path / "m.onnx")
     with pytest.raises(UsageError, match="encoder"):
         export_onnx(method, tmp_path / "m.onnx", encoder_only=True)
@@ -233,7 +233,7 @@ def test_an_old_file_survives_a_failed_export(clip, exported, tmp_path, monkeypa
     path = tmp_path / "m.onnx"
     path.write_bytes(b"old")
     monkeypatch.setattr("dear.export.onnx._difference", lambda *_: 0.5)
-    with pytest.raises(DearError, match=r"differs from PyTorch by 0\.5"):
+    with pytest.raises(DearError, match=r"0\.5"):
         export_onnx(shallow(clip), path)
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
@@ -242,21 +242,24 @@ def test_an_old_file_survives_a_failed_export(clip, exported, tmp_path, monkeypa
 def test_files_that_are_no_export_get_a_sentence(exported, tmp_path):
     import onnx
 
-    with pytest.raises(DearError, match="no such"):
+    with pytest.raises(DearError, match=r"missing\.onnx"):
         OnnxModel(tmp_path / "missing.onnx")
     (tmp_path / "text.onnx").write_text("hello")
-    with pytest.raises(DearError, match="not a whole"):
+    with pytest.raises(DearError, match=r"text\.onnx"):
         OnnxModel(tmp_path / "text.onnx")
     (tmp_path / "cut.onnx").write_bytes(exported.read_bytes()[:2000])
-    with pytest.raises(DearError, match="not a whole"):
+    with pytest.raises(DearError, match=r"cut\.onnx"):
         OnnxModel(tmp_path / "cut.onnx")
     model = onnx.load(exported)
-    for changes, message in (
-        ({"format": "other"}, "not one that dear exported"),
-        ({"schema": "9"}, "schema '9'"),
-        ({"classes": "not json"}, "description is damaged"),
-        ({"classes": "[1, 2]"}, "description is damaged"),
-        ({"preprocessing": json.dumps({"size": 10**9, "mean": [0, 0, 0], "std": [1, 1, 1]})}, "damaged"),
+    for changes, item in (
+        ({"format": "other"}, ""),
+        ({"schema": "9"}, "'9'"),
+        ({"classes": "not json"}, "classes"),
+        ({"classes": "[1, 2]"}, "classes"),
+        (
+            {"preprocessing": json.dumps({"size": 10**9, "mean": [0, 0, 0], "std": [1, 1, 1]})},
+            "preprocessing",
+        ),
     ):
         words = {p.key: p.value for p in model.metadata_props} | changes
         other = onnx.ModelProto()
@@ -264,7 +267,7 @@ def test_files_that_are_no_export_get_a_sentence(exported, tmp_path):
         del other.metadata_props[:]
         onnx.helper.set_model_props(other, words)
         (tmp_path / "other.onnx").write_bytes(other.SerializeToString())
-        with pytest.raises(DearError, match=message):
+        with pytest.raises(DearError, match=rf"other\.onnx.*{item}"):
             OnnxModel(tmp_path / "other.onnx")
 
 
@@ -342,7 +345,7 @@ def test_a_file_that_loses_too_much_is_not_written(traced, tmp_path, monkeypatch
     loss = Loss(data="noise", images=9, float32=0.9, reduced=0.85, same=0.9)
     monkeypatch.setattr("dear.export.onnx.measure_loss", lambda *_: loss)
     (tmp_path / "m.onnx").write_bytes(b"old")
-    with pytest.raises(DearError, match=r"loses 5\.0"):
+    with pytest.raises(DearError, match=r"\b5\.0"):
         export_onnx(traced, tmp_path / "m.onnx", precision="int8", images=labeled(traced.method))
     assert (tmp_path / "m.onnx").read_bytes() == b"old"
 

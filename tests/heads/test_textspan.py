@@ -74,7 +74,7 @@ def test_moments_merge_and_do_not_depend_on_the_batches(clip, images):
     torch.testing.assert_close(parts.square, whole.square, rtol=1e-5, atol=1e-5)
     mean = decompose(clip, images, [3, 4]).heads.double().mean(0)
     torch.testing.assert_close(whole.mean(), mean, rtol=1e-4, atol=1e-5)
-    with pytest.raises(UsageError, match="different"):
+    with pytest.raises(UsageError):
         whole + moments(clip, [images], [4])
 
 
@@ -96,7 +96,7 @@ def test_nonsense_is_refused(clip, images):
         empty = Moments(moments(clip, [images], [4]).maps, [4])
         if n:
             empty.add(head_outputs(clip, images[:1], [4]).outputs)
-        with pytest.raises(UsageError, match="at least two images"):
+        with pytest.raises(UsageError):
             textspan_moments(empty, torch.randn(30, 20), 5)
     with pytest.raises(UsageError):
         textspan(torch.randn(5, 4), torch.randn(0, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import sys
 import zlib
@@ -73,11 +74,11 @@ def test_a_line_of_millions_of_pixels_is_refused() -> None:
 def test_a_bomb_of_allowed_size_in_a_studio_upload_is_counted(tmp_path: Path) -> None:
     side = 6000  # 36 million pixels an image in a few kilobytes
     Image.new("1", (side, side)).save(tmp_path / "a.png")
-    with pytest.raises(InputError, match="together"):
+    with pytest.raises(InputError, match=r"a\.png"):
         open_uploads([str(tmp_path / "a.png")] * 3)
     assert 2 * side**2 < MAX_PIXELS < 3 * side**2
     (tmp_path / "broken.png").write_bytes(b"no image")
-    with pytest.raises(InputError, match="together"):  # one broken file does not lift the limit
+    with pytest.raises(InputError, match=r"a\.png"):  # one broken file does not lift the limit
         readable_uploads([str(tmp_path / "broken.png"), *[str(tmp_path / "a.png")] * 3])
 
 
@@ -125,9 +126,9 @@ def test_odd_modes_become_rgb(mode: str) -> None:
 def test_floating_point_images_are_refused_with_their_nan() -> None:
     values = np.full((8, 8), np.nan, dtype=np.float32)
     for image in (Image.fromarray(values), encoded(Image.fromarray(values), "TIFF")):
-        with pytest.raises(InputError, match="floating-point numbers"):
+        with pytest.raises(InputError, match="floating-point"):
             open_image(image)
-    with pytest.raises(InputError, match="32-bit numbers"):
+    with pytest.raises(InputError, match="32-bit"):
         open_image(Image.fromarray(np.full((8, 8), 2**30, dtype=np.int32)))
 
 
@@ -148,7 +149,7 @@ def test_floating_point_images_are_refused_with_their_nan() -> None:
 def test_what_is_no_image_is_said_to_be_none(tmp_path: Path, monkeypatch, name: str, data: bytes) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(InputError, match=r"not an image|damaged"):
+    with pytest.raises(InputError, match=re.escape(name)):
         open_image(tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -170,6 +171,6 @@ def test_one_bad_image_is_named_and_may_be_skipped(tmp_path: Path) -> None:
         RGB.save(tmp_path / name / "good.png")
         (tmp_path / name / "bad.jpg").write_bytes(encoded(RGB, "JPEG")[:300])
     images = open_data(tmp_path, "all")
-    with pytest.raises(DataError, match=r"2 of 4(.|\n)*bad\.jpg"):
+    with pytest.raises(DataError, match=r"cat/bad\.jpg(.|\n)*dog/bad\.jpg"):
         check_images(images)
     assert len(check_images(images, "skip").kept) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -51,14 +52,14 @@ def test_a_key_that_stands_twice_is_refused_everywhere(place: str, tmp_path: Pat
     doubled = seed.replace(
         b"{", b"{" + json.dumps(key).encode() + b":" + json.dumps(value).encode() + b",", 1
     )
-    with pytest.raises(DearError, match="twice"):
+    with pytest.raises(DearError, match=re.escape(repr(key))):
         target.read(doubled)
 
 
 def test_files_that_are_too_large_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
     path.write_text('"' + "x" * 1000 + '"')
-    with pytest.raises(DearError, match="500 bytes"):
+    with pytest.raises(DearError, match="500"):
         read_json(path, "role map", max_bytes=500)
     for name in ("huge.json", "huge.jsonl", "huge.csv", "huge.txt"):
         with (tmp_path / name).open("wb") as file:
@@ -72,9 +73,9 @@ def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "zero.json").symlink_to("/dev/zero")
     for name in ("pipe.json", "zero.json"):
-        with pytest.raises(DearError, match="is not a file"):
+        with pytest.raises(DearError, match=re.escape(name)):
             read_json(tmp_path / name)
-    with pytest.raises(DearError, match="is not a file"):
+    with pytest.raises(DearError, match=re.escape(str(tmp_path))):
         read_json(tmp_path)
 
 

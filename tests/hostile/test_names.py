@@ -89,9 +89,9 @@ def unmarked(figure: str) -> None:
 @pytest.mark.parametrize("name", CONTROL)
 def test_control_characters_are_refused_wherever_names_enter(name: str, tmp_path: Path) -> None:
     clip = tiny_clip(dtype=torch.float32)
-    with pytest.raises(InputError, match=r"control character U\+"):
+    with pytest.raises(InputError, match=r"U\+[0-9A-F]{4}"):
         readable(name)
-    with pytest.raises(InputError, match=r"control character U\+"):
+    with pytest.raises(InputError, match=r"U\+[0-9A-F]{4}"):
         build_method("zeroshot", clip, ["cat", name])
     rows = [{"path": "1.jpg", "label": "cat"}, {"path": "2.jpg", "label": name}]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -109,7 +109,7 @@ def test_control_characters_are_refused_wherever_names_enter(name: str, tmp_path
 @pytest.mark.parametrize("name", ["<|endoftext|>", "<|startoftext|>", "<|EndOfText|>", "&lt;|endoftext|&gt;"])
 def test_clips_special_tokens_are_refused(name: str) -> None:
     clip = tiny_clip(dtype=torch.float32)
-    with pytest.raises(InputError, match="special token"):
+    with pytest.raises(InputError, match=re.escape(f"a {name} b")):
         build_method("dear", clip, ["cat", f"a {name} b"], roles=mixed_roles())
 
 
@@ -143,7 +143,7 @@ def test_folders_of_odd_names_are_read_or_refused(tmp_path: Path) -> None:
     assert "<b>bold" in open_data(tmp_path / "good", "all").classes
     (tmp_path / "good" / "a\x1b[2Jb").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "good" / "a\x1b[2Jb" / "a.png")
-    with pytest.raises(DataError, match=r"control character U\+001B"):
+    with pytest.raises(DataError, match=r"U\+001B"):
         open_data(tmp_path / "good", "all")
 
 

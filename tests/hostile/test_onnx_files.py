@@ -69,46 +69,46 @@ def test_numbers_in_another_file_are_not_read(tmp_path: Path, monkeypatch, place
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "item"),
     [
-        ({"value": float("nan")}, "finite score"),
-        ({"value": float("inf")}, "finite score"),
-        ({"width": 3}, "finite score for each of its 2 classes"),
-        ({"name": "other"}, "its description does not fit its graph"),
-        ({"words": {"classes": '["cat"]'}}, "finite score for each of its 1 classes"),
-        ({"words": {"classes": '["cat", "\\u001b[2J"]'}}, "control character"),
-        ({"words": {"classes": '["cat", "\\ud800"]'}}, "description is damaged"),
-        ({"words": {"classes": json.dumps(["cat", "x" * 10_000])}}, "characters"),
-        ({"words": {"classes": "[" * 100_000}}, "description is damaged"),
-        ({"words": {"preprocessing": '{"size": 1e999, "mean": [0,0,0], "std": [1,1,1]}'}}, "damaged"),
-        ({"words": {"preprocessing": '{"size": 8, "size": 9, "mean": [0,0,0], "std": [1,1,1]}'}}, "damaged"),
-        ({"words": {"preprocessing": '{"size": 8, "mean": [0,0,0], "std": [1,0,1]}'}}, "damaged"),
-        ({"words": {"preprocessing": '{"size": 8, "mean": [0,0,"0"], "std": [1,1,1]}'}}, "damaged"),
-        ({"words": {"preprocessing": "[]"}}, "damaged"),
-        ({"words": {"outputs": "[]"}}, "damaged"),
-        ({"words": {"outputs": '["scores", "scores"]'}}, "damaged"),
-        ({"words": {"held_out": '{"fused": [0.5]}'}}, "damaged"),
-        ({"words": {"precision": "int2"}}, "damaged"),
-        ({"words": {"loss": '{"data": "x", "images": 0, "float32": 1, "reduced": 1, "same": 1}'}}, "damaged"),
-        ({"words": {"format": "else"}}, "not one that dear exported"),
-        ({"words": {"schema": "2"}}, "schema '2'"),
+        ({"value": float("nan")}, "2 classes"),
+        ({"value": float("inf")}, "2 classes"),
+        ({"width": 3}, "2 classes"),
+        ({"name": "other"}, ""),
+        ({"words": {"classes": '["cat"]'}}, "1 classes"),
+        ({"words": {"classes": '["cat", "\\u001b[2J"]'}}, "U\\+001B"),
+        ({"words": {"classes": '["cat", "\\ud800"]'}}, "classes"),
+        ({"words": {"classes": json.dumps(["cat", "x" * 10_000])}}, "10000"),
+        ({"words": {"classes": "[" * 100_000}}, "classes"),
+        ({"words": {"preprocessing": '{"size": 1e999, "mean": [0,0,0], "std": [1,1,1]}'}}, "preprocessing"),
+        ({"words": {"preprocessing": '{"size": 8, "size": 9, "mean": [0,0,0], "std": [1,1,1]}'}}, "'size'"),
+        ({"words": {"preprocessing": '{"size": 8, "mean": [0,0,0], "std": [1,0,1]}'}}, "preprocessing"),
+        ({"words": {"preprocessing": '{"size": 8, "mean": [0,0,"0"], "std": [1,1,1]}'}}, "preprocessing"),
+        ({"words": {"preprocessing": "[]"}}, "preprocessing"),
+        ({"words": {"outputs": "[]"}}, "outputs"),
+        ({"words": {"outputs": '["scores", "scores"]'}}, "outputs"),
+        ({"words": {"held_out": '{"fused": [0.5]}'}}, "outputs"),
+        ({"words": {"precision": "int2"}}, "precision"),
+        ({"words": {"loss": '{"data": "x", "images": 0, "float32": 1, "reduced": 1, "same": 1}'}}, "loss"),
+        ({"words": {"format": "else"}}, ""),
+        ({"words": {"schema": "2"}}, "'2'"),
     ],
 )
-def test_graphs_and_descriptions_that_do_not_fit(tmp_path: Path, changes: dict, sentence: str) -> None:
+def test_graphs_and_descriptions_that_do_not_fit(tmp_path: Path, changes: dict, item: str) -> None:
     path = write(model(**changes), tmp_path / "a.onnx")
-    with pytest.raises(DearError, match=sentence):
+    with pytest.raises(DearError, match=rf"a\.onnx.*{item}"):
         OnnxModel(path).predict([IMAGE])
 
 
 def test_images_of_another_size_than_the_graph_takes(tmp_path: Path) -> None:
     other = '{"size": 16, "mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2]}'
     path = write(model({"preprocessing": other}), tmp_path / "a.onnx")
-    with pytest.raises(DearError, match="its graph cannot be run"):
+    with pytest.raises(DearError, match=r"a\.onnx"):
         OnnxModel(path).predict([IMAGE])
 
 
 def test_a_description_that_is_no_text(tmp_path: Path) -> None:
     data = model().SerializeToString().replace(b"cat", b"c\xed\xa0")
     (tmp_path / "a.onnx").write_bytes(data)
-    with pytest.raises(DearError, match="description is damaged"):
+    with pytest.raises(DearError, match=r"a\.onnx"):
         OnnxModel(tmp_path / "a.onnx")

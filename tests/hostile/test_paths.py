@@ -99,7 +99,7 @@ def test_images_that_are_pipes_or_devices_are_not_waited_for(tmp_path: Path) -> 
     os.mkfifo(tmp_path / "pipe.jpg")
     (tmp_path / "zero.jpg").symlink_to("/dev/zero")
     for name in ("pipe.jpg", "zero.jpg"):
-        with pytest.raises(InputError, match="is a pipe or a device"):
+        with pytest.raises(InputError, match=name):
             open_image(tmp_path / name)
 
 
@@ -125,7 +125,7 @@ def test_names_that_are_no_text_are_told(tmp_path: Path) -> None:
         gallery_of(folder)
     os.rename(os.fsencode(folder / "cat") + b"/\xff.png", folder / "cat" / "0.png")
     os.rename(folder / "cat", os.fsencode(folder) + b"/\xff")
-    with pytest.raises(DataError, match=r"control character U\+DCFF"):
+    with pytest.raises(DataError, match=r"U\+DCFF"):
         open_data(folder, "all")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def test_a_class_folder_of_pickles(tmp_path: Path) -> None:
         for number, data in enumerate(pickles(trap).values()):
             (folder / name / f"{number}.jpg").write_bytes(data)
     images = open_data(folder, "all")
-    with pytest.raises(InputError, match=r"jpg: is .*an image"):
+    with pytest.raises(InputError, match=r"\d\.jpg"):
         images.pixels(range(len(images)), 8)
     assert not trap.exists()
 
@@ -140,12 +141,12 @@ def test_a_sentence_model_of_pickles(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 8}))
     for data in pickles(trap).values():
         (folder / "pytorch_model.bin").write_bytes(data)
-        with pytest.raises(DearError, match="sentence model"):
+        with pytest.raises(DearError, match=re.escape(str(folder))):
             sentence_embedder(str(folder))
     (folder / "evil.py").write_text(f"import os\nos.mkdir({str(trap)!r})\nclass Bad: pass\n")
     for kind in ("evil.Bad", "os.system", str(folder / "evil.Bad")):
         (folder / "modules.json").write_text(json.dumps([{**modules[0], "type": kind}]))
-        with pytest.raises(DearError, match="sentence model"):
+        with pytest.raises(DearError, match=re.escape(str(folder))):
             sentence_embedder(str(folder))
     assert not trap.exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -68,19 +69,12 @@ def test_a_map_of_other_weights_is_refused_unless_asked_for(clip, tmp_path: Path
     roles = RoleMap.load(path)
     with pytest.raises(RoleError, match="allow_other=True"):
         DeAR(clip, CLASSES, roles=roles)
-    assert "as requested" in (DeAR(clip, CLASSES, roles=roles, allow_other_roles=True).notice or "")
+    assert "other" in (DeAR(clip, CLASSES, roles=roles, allow_other_roles=True).notice or "")
 
 
-@pytest.mark.parametrize(
-    ("roles", "sentence"),
-    [
-        (mixed_roles(heads=5), "but this tower has 6 layers of 4 heads"),
-        (mixed_roles(layers=range(5, 9)), "but this tower has 6 layers of 4 heads"),
-        (RoleMap.table2(), "but this tower has 6 layers of 4 heads"),
-    ],
-)
-def test_a_map_of_another_shape_is_refused_even_if_asked_for(clip, roles: RoleMap, sentence: str) -> None:
-    with pytest.raises(RoleError, match=sentence):
+@pytest.mark.parametrize("roles", [mixed_roles(heads=5), mixed_roles(layers=range(5, 9)), RoleMap.table2()])
+def test_a_map_of_another_shape_is_refused_even_if_asked_for(clip, roles: RoleMap) -> None:
+    with pytest.raises(RoleError, match=r"\b6\b.*\b4\b"):
         DeAR(clip, CLASSES, roles=roles, allow_other_roles=True)
 
 
@@ -250,7 +244,7 @@ def test_no_method_takes_the_tensors_of_another_shape(clip, name: str) -> None:
         return
     for key in state:
         for wrong in (torch.zeros(2, 3, 4), torch.zeros(1, 0, 1, 1)):
-            with pytest.raises(RunError, match="does not fit"):
+            with pytest.raises(RunError, match=re.escape(key)):
                 method.load_adapter_state({**state, key: wrong})
-    with pytest.raises(RunError, match="does not fit"):
+    with pytest.raises(RunError, match=re.escape(min(state))):
         method.load_adapter_state({})

@@ -140,7 +140,7 @@ def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded(tmp_path: Pat
     path.write_bytes(many_scans(2000))
     for source in (path, path.read_bytes()):
         for read in (open_image, open_pixels):
-            with pytest.raises(InputError, match="100 scans"):
+            with pytest.raises(InputError, match=r"\b100\b"):
                 read(source)
     assert not jpeg.too_many_scans(encoded(photo(), progressive=True))
     assert not jpeg.too_many_scans(many_scans(50))
@@ -173,7 +173,7 @@ def test_one_sentence_for_each_bad_file(tmp_path: Path) -> None:
     for path in paths[1:]:
         with pytest.raises(InputError, match=re.escape(str(path))):
             read_views([paths[0], path], 16)
-    with pytest.raises(InputError, match="cut"):
+    with pytest.raises(InputError, match=r"cut\.jpg"):
         FileImages("x", ("a",), TEMPLATE, tmp_path, ("cut.jpg",), torch.zeros(1).long()).pixels([0], 16)
 
 

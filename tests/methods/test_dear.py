@@ -277,12 +277,12 @@ def test_adapter_state_that_does_not_fit_is_named() -> None:
     ("options", "words"),
     [
         ({"beta": 1.5}, "beta"),
-        ({"isolation": "none"}, "bidirectional, readonly"),
-        ({"attributes": ("Color", "color")}, "must differ from each other, got Color, Color"),
-        ({"attributes": ()}, "at least one"),
+        ({"isolation": "none"}, "isolation .*'none'"),
+        ({"attributes": ("Color", "color")}, "Color, Color"),
+        ({"attributes": ()}, "attributes"),
         ({"first_layer": 7}, "first_layer .*7"),
         ({"color": 1}, "'color'"),
-        ({"token_start": "random"}, "class, free"),
+        ({"token_start": "random"}, "token_start .*'random'"),
     ],
 )
 def test_nonsense_is_refused_with_a_sentence(options: dict, words: str) -> None:
@@ -303,7 +303,7 @@ def test_roles_are_needed_and_must_fit() -> None:
 def test_attribute_names_in_any_case() -> None:
     model = build()
     assert [model.attribute_index(n) for n in ("color", "Color", "LOCATION")] == [0, 0, 4]
-    with pytest.raises(UsageError, match="Color, Shape"):
+    with pytest.raises(UsageError, match="'smell'"):
         model.attribute_index("smell")
 
 

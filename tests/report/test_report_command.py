@@ -57,7 +57,7 @@ def test_a_report_is_one_page_with_trained_and_new_classes(run, photos, tmp_path
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "2 classes, 6 test images" in page
-    assert "On 3 images of 1 new class the adapter" in page
+    assert "3 images of 1 new class" in page
     assert "<h2>Training</h2>" in page
 
 
@@ -80,7 +80,7 @@ def test_a_run_without_its_images_asks_for_them(run, tmp_path):
         done = dear_command("report", moved, "--out", tmp_path / "page.html")
         assert done.returncode == 2
         assert sentence in done.stderr
-        assert "name them with --data" in done.stderr
+        assert "--data" in done.stderr
         assert "Traceback" not in done.stderr
         assert not (tmp_path / "page.html").exists()
     (tmp_path / config["dataset"]).mkdir()  # a folder of that bare name here is not the run's data

@@ -62,9 +62,9 @@ def test_a_name_that_is_listed_twice_is_refused(names: list[str]) -> None:
 def test_nothing_blank_is_a_class() -> None:
     with pytest.raises(UsageError, match=re.escape("+")):
         split_class_list("wolf, +")
-    with pytest.raises(UsageError, match="no class"):
+    with pytest.raises(UsageError):
         resolve_classes([], TRAINED)
-    with pytest.raises(InputError, match="blank"):
+    with pytest.raises(InputError, match="''"):
         resolve_classes(["wolf", " "], TRAINED)
 
 

@@ -146,7 +146,7 @@ def test_scores_that_are_no_numbers_are_refused(photos: Path) -> None:
     broken = build_method("coop", CLIP, CLASSES)
     with torch.no_grad():
         next(broken.parameters()).fill_(float("nan"))
-    with pytest.raises(TrainingError, match="finite"):
+    with pytest.raises(TrainingError):
         Model(broken).evaluate(open_data(photos, "all"))
 
 
@@ -197,7 +197,7 @@ def other_backbones() -> dict[str, dear.Clip]:
 def test_a_run_refuses_another_backbone_with_the_same_visual_weights(run: Path, what: str) -> None:
     clip = other_backbones()[what]
     assert clip.fingerprint == dear.load("mini").fingerprint
-    with pytest.raises(RunError, match="trained on mini"):
+    with pytest.raises(RunError, match="mini"):
         Model.load(run, clip)
     assert Model.load(run, clip, allow_other=True).clip is clip
 

@@ -46,11 +46,11 @@ def test_both_forms_are_one_tree() -> None:
     ("tree", "item"),
     [
         ({"cat": ["siamese"], "dog": ["siamese"]}, "siamese"),
-        ({"a": "b", "b": "c", "c": "a"}, "cycle"),
-        ({"a": {"b": {"a": ["x"]}}}, "cycle"),
+        ({"a": "b", "b": "c", "c": "a"}, "a.*b.*c"),
+        ({"a": {"b": {"a": ["x"]}}}, "a.*b"),
         ({"cat": 3}, "cat"),
         ({"cat": [3]}, "3"),
-        ([], "object"),
+        ([], r"tree\.json"),
     ],
 )
 def test_malformed_trees_name_the_item(tmp_path: Path, tree: object, item: str) -> None:
@@ -62,7 +62,7 @@ def test_malformed_trees_name_the_item(tmp_path: Path, tree: object, item: str) 
 def test_names_must_be_classes_or_parents() -> None:
     with pytest.raises(DataError, match=r"'siamesee'.*'siamese'"):
         resolve_tree({"siamesee": "cat"}, ["beagle", "poodle", "terrier", "siamese"])
-    with pytest.raises(DataError, match="two parents"):  # two spellings of one class
+    with pytest.raises(DataError, match="'siamese cat'"):  # two spellings of one class
         resolve_tree({"Siamese_cat": "cat", "siamese cat": "dog"}, ["siamese cat"])
     with pytest.raises(DataError, match="'cat'"):
         resolve_tree({"siamese": "cat"}, ["siamese", "cat"])

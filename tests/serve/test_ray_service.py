@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
@@ -21,10 +22,10 @@ CLIENTS = 4
 
 
 def test_what_cannot_be_started_is_refused() -> None:
-    with pytest.raises(UsageError, match="at least one"):
+    with pytest.raises(UsageError, match=r"replicas.*0"):
         RayService("runs", "mini", replicas=0)
     for route in ("small", "/small/", "/a b"):
-        with pytest.raises(UsageError, match="route"):
+        with pytest.raises(UsageError, match=re.escape(route)):
             RayService("runs", "mini", route=route)
     one = RayService("runs", "mini")
     assert len({one.name, replace(one, route="/small").name, replace(one, route="/a/b").name}) == 3

@@ -311,7 +311,7 @@ def test_jobs_wait_for_each_other_and_a_full_queue_refuses():
     async def ask():
         asked = asyncio.create_task(batcher.compute([1, 2, 3, 4, 5]))
         await asyncio.sleep(0.01)
-        with pytest.raises(Refused, match="try again") as refused:
+        with pytest.raises(Refused, match=r"\b5\b") as refused:
             await batcher.compute([6])
         assert refused.value.http_status == 429
         assert refused.value.retry_after == 1
@@ -319,8 +319,9 @@ def test_jobs_wait_for_each_other_and_a_full_queue_refuses():
         assert await asked == [2, 4, 6, 8, 10]
         assert sizes == [3, 2]
         batcher.close()
-        with pytest.raises(Refused, match="shutting down"):
+        with pytest.raises(Refused) as refused:
             await batcher.compute([1])
+        assert refused.value.http_status == 503
 
     asyncio.run(asyncio.wait_for(ask(), 10))
 
@@ -464,7 +465,7 @@ def test_retrieval_is_that_of_the_command(runs, tmp_path):
 def test_reject_without_a_threshold_is_refused(shared):
     reply = shared.post("/v1/models/probe/classify", files=[file(1)], data={"reject": "true"})
     assert reply.status_code == 400
-    assert "reject needs a calibration" in reply.json()["error"]["message"]
+    assert "reject" in reply.json()["error"]["message"]
 
 
 def test_reject_with_a_calibration(runs):

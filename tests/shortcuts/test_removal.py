@@ -163,7 +163,7 @@ def test_wrong_uses_are_refused(clip: Clip, images: Collected) -> None:
         remove_heads(images, (), "Emotion")
     with pytest.raises(UsageError, match=r"\(9, 0\)"):
         remove_heads(images, ((9, 0),))
-    with pytest.raises(UsageError, match="two different rows, got 1 in 3"):
+    with pytest.raises(UsageError, match=r"\b1\b.*\b3\b"):
         remove_span(images, torch.ones(3, 12), "Color")
     with pytest.raises(UsageError, match="Color"):
         remove_examples(images, torch.randn(4, 12), torch.zeros(4).long(), "Color")

@@ -72,7 +72,7 @@ def test_rows_are_added_and_other_columns_refused(tmp_path: Path) -> None:
     add_rows(table, [{"a": 2, "b": "z"}])
     with table.open(newline="") as file:
         assert [row["b"] for row in csv.DictReader(file)] == ["x, y", "z"]
-    with pytest.raises(DataError, match="other columns"):
+    with pytest.raises(DataError, match=r"t\.csv"):
         add_rows(table, [{"a": 1}])
     assert len(table.read_text().splitlines()) == 3
 
@@ -81,7 +81,7 @@ def test_rows_are_added_and_other_columns_refused(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"batch": -1}, "batch.*-1"),
-        ({"classes": 1}, "at least 2"),
+        ({"classes": 1}, "classes.*1"),
         ({"shots": 0}, "shots.*0"),
         ({"images": 1}, "images.*1"),
         ({"shape": "ViT-X"}, "ViT-X"),
@@ -94,7 +94,7 @@ def test_wrong_wishes_are_named(options: dict[str, object], words: str) -> None:
 
 
 def test_a_folder_that_is_not_mmrl_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"trainers/mmrlpp\.py is missing"):
+    with pytest.raises(UsageError, match=r"trainers/mmrlpp\.py"):
         mmrlpp_step(tmp_path, ClipConfig.named("ViT-B-32"), token_ids(), torch.device("cpu"))
 
 
@@ -120,8 +120,7 @@ def test_the_command_measures_and_keeps_a_table(tmp_path: Path, monkeypatch: pyt
     words = ["speed", "--device", "cpu", "--method", "coop", "--images", "8", "--csv", str(table)]
     result = CliRunner().invoke(build_app(), words)
     assert result.exit_code == 0, result.output
-    assert "a training step" in result.output
-    assert "dear adapt --method coop on 10 classes with 16 images each" in result.output
+    assert "dear adapt --method coop" in result.output
     rows = list(csv.DictReader(table.open(newline="")))
     assert [row["what"] for row in rows] == ["read", "train", "answer"]
 

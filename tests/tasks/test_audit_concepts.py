@@ -21,16 +21,15 @@ from dear.heads.known_roles import known_roles
 from dear.shortcuts.concept_trials import choose_concept_removal, exchange
 from dear.shortcuts.removal import remove_heads, remove_span
 from dear.tasks.audit import findings as verdicts_of
-from dear.tasks.audit.concepts import (
+from dear.tasks.audit.association import (
     Association,
     associate,
-    explain_away,
-    judge,
     mutual_information,
     one_class,
-    reliance,
     shuffled_information,
 )
+from dear.tasks.audit.reliance import reliance
+from dear.tasks.audit.verdict import explain_away, judge
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from dear.data.duplicates import find_duplicates
 from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.tasks.adapt import adapt
-from dear.tasks.choose import choose
+from dear.tasks.choose.task import choose
 from dear.tasks.drift import compare, drift
 from dear.tasks.evaluate import held_out_accuracy
 

@@ -67,12 +67,12 @@ def test_copies_of_photos_change_nothing(run: Path, caplog: pytest.LogCaptureFix
     assert torch.allclose(extended.method.prompts.frozen, usual.method.prompts.frozen, atol=1e-6)
     assert len(extended.reference.labels) == len(usual.reference.labels)
     assert extended.spec.extended == {"horse": 3, "snake": 3}
-    assert "training images of the run" not in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
     trained = dear.open_data("world:fauna", "train").select_classes(OLD)
     row = drawn_rows(run, trained)[0]
     items = (trained.image(row), *(some.image(place) for place in range(3)))
     dear.extend(run, ListedImages(items, torch.zeros(4, dtype=torch.int64), ("horse",)))
-    assert "1 of 4 photos are training images of the run" in caplog.text
+    assert "1 of 4" in caplog.text
     assert trained.classes[int(trained.labels[row])] in caplog.text
 
 

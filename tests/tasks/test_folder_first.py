@@ -17,8 +17,12 @@ def test_a_used_folder_or_a_file_is_refused_first(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text("{}")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(RunError, match=r"run"):
-        adapt(images, tmp_path / "run", backbone="no such backbone")
-    with pytest.raises(RunError, match=r"file"):
-        adapt(images, tmp_path / "file", backbone="no such backbone")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["config.json", "file", "run"]
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "holiday.txt").write_text("x")
+    for name, item in (("run", "run"), ("file", "file"), ("photos", r"holiday\.txt")):
+        for resume in (False, True) if name != "run" else (False,):
+            with pytest.raises(RunError, match=item):
+                adapt(images, tmp_path / name, backbone="no such backbone", resume=resume)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        *("config.json", "file", "holiday.txt", "photos", "run")
+    ]

@@ -99,7 +99,7 @@ def test_gray_and_transparent_arrays() -> None:
         (pd.Series(["red", None] * 6), "label 1"),
         (["red", 3] * 6, r"\(number, str\)"),
         (pd.Series(["red", 3] * 6), r"\(number, str\)"),
-        (["red"], r"12 .*1 label"),
+        (["red"], r"\b12\b.*\b1\b"),
         ([["red", "blue"]] * 12, "'red'"),
     ],
 )

@@ -65,6 +65,9 @@ def test_with_labels(pool: Path, tmp_path: Path) -> None:
         label_next(pool, count=10, backbone=CLIP, data=table, data_root=pool, classes=["red", "blue"])
     with pytest.raises(InputError, match="0"):
         label_next(pool, count=0, backbone=CLIP)
+    for wrong in ({"out": tmp_path / "next.txt"}, {"tasks": tmp_path / "next.txt"}):
+        with pytest.raises(InputError, match=r"next\.txt"):
+            label_next(pool, backbone="no such backbone", **wrong)
 
 
 def test_unreadable_images_are_listed(tmp_path: Path) -> None:
@@ -158,10 +161,10 @@ def test_label_studio_there_and_back(pool: Path, tmp_path: Path) -> None:
     (tmp_path / "twice.json").write_text(
         json.dumps([{"image": f"x/{path}", "choice": "red"}, {"image": f"y/{path}", "choice": "blue"}])
     )
-    with pytest.raises(DataError, match="'red' and 'blue'"):
+    with pytest.raises(DataError, match=r"'red'.*'blue'"):
         import_labels(tmp_path / "twice.json", pool)
     (tmp_path / "no-header.csv").write_text("a.png,cat\nb.png,dog\n")
-    with pytest.raises(DataError, match="column path"):
+    with pytest.raises(DataError, match=r"no-header\.csv.*path"):
         import_labels(tmp_path / "no-header.csv")
     (tmp_path / "named.json").write_text(  # a project that names its control otherwise
         json.dumps([{"id": 1, "image": "a.png", "animal": "cat", "annotator": 1, "lead_time": 2.5}])
@@ -173,13 +176,13 @@ def test_label_studio_there_and_back(pool: Path, tmp_path: Path) -> None:
     (tmp_path / "several.json").write_text(
         json.dumps([{"image": "a.png", "choice": {"choices": ["cat", "dog"]}}])
     )
-    with pytest.raises(DataError, match="choice must be one class name"):
+    with pytest.raises(DataError, match="choice"):
         import_labels(tmp_path / "several.json")
     (tmp_path / "other.json").write_text(json.dumps([{"image": "nowhere.png", "choice": "red"}]))
     (tmp_path / "none.json").write_text("[]")
     with pytest.raises(DataError, match=r"nowhere\.png"):
         import_labels(tmp_path / "other.json", pool)
-    with pytest.raises(DataError, match="holds no label"):
+    with pytest.raises(DataError, match=r"none\.json"):
         import_labels(tmp_path / "none.json")
 
 

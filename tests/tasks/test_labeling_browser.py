@@ -11,7 +11,7 @@ from tiny import Colors, tiny_clip
 
 from dear.tasks.labeling.answers import read_labels
 from dear.tasks.labeling.server import serving
-from dear.tasks.labeling.session import start_session
+from dear.tasks.labeling.start import start_session
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -27,7 +27,7 @@ def test_label_by_keyboard(tmp_path: Path) -> None:
         images.image(place).save(tmp_path / "pool" / f"{place}.png")
     clip = tiny_clip(dtype=torch.float32)
     names = ["red", "سيارة", *(f"color {number}" for number in range(30))]  # more than there are keys
-    session, _ = start_session(tmp_path / "pool", clip, tmp_path / "labels.csv", names)
+    session, _ = start_session(tmp_path / "pool", tmp_path / "labels.csv", classes=names, backbone=clip)
     with serving(session) as server, playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 390, "height": 800})
@@ -74,7 +74,9 @@ def test_few_classes_on_a_phone(tmp_path: Path) -> None:
     for place in range(len(images)):
         images.image(place).save(tmp_path / "pool" / f"{place}.png")
     clip = tiny_clip(dtype=torch.float32)
-    session, _ = start_session(tmp_path / "pool", clip, tmp_path / "labels.csv", ["red", "green"])
+    session, _ = start_session(
+        tmp_path / "pool", tmp_path / "labels.csv", classes=["red", "green"], backbone=clip
+    )
     with serving(session) as server, playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 390, "height": 800})

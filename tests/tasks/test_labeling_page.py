@@ -16,7 +16,8 @@ from dear.data.open import open_data
 from dear.errors import InputError, UsageError
 from dear.tasks.labeling.answers import read_labels
 from dear.tasks.labeling.server import LabelingServer, serving
-from dear.tasks.labeling.session import LabelingSession, start_session
+from dear.tasks.labeling.session import LabelingSession
+from dear.tasks.labeling.start import start_session
 
 CLIP = tiny_clip(dtype=torch.float32)
 NAMES = ("red", "green", "blue")
@@ -37,7 +38,7 @@ def truth(path: str) -> str:
 
 @pytest.fixture
 def session(pool: Path, tmp_path: Path) -> Iterator[LabelingSession]:
-    one, _ = start_session(pool, CLIP, tmp_path / "labels.csv", NAMES)
+    one, _ = start_session(pool, tmp_path / "labels.csv", classes=NAMES, backbone=CLIP)
     yield one
     one.close()
 
@@ -62,7 +63,7 @@ def test_answers_are_on_disk_before_the_next_image(session: LabelingSession, poo
 def test_a_killed_session_goes_on(session: LabelingSession, pool: Path) -> None:
     item = session.state()["item"]
     session.answer([item["place"]], "label", "red")
-    again, _ = start_session(pool, CLIP, session.file.path)  # the first is as if killed
+    again, _ = start_session(pool, session.file.path, backbone=CLIP)  # the first is as if killed
     try:
         assert again.answers.labels == {item["path"]: "red"}
         assert again.classes == NAMES

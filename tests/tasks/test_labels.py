@@ -16,7 +16,7 @@ from dear.errors import DataError
 from dear.tasks.adapt import adapt
 from dear.tasks.labeling.answers import Answer, AnswerFile, read_labels
 from dear.tasks.labeling.check import check_labels, open_all
-from dear.tasks.labeling.session import start_session
+from dear.tasks.labeling.start import start_session
 from dear.train.label_check import out_of_sample, rank_labels
 
 COUNT = 30  # images per class of the folder
@@ -113,7 +113,7 @@ def test_suspects_are_listed_and_checked_ones_are_not(folder, tmp_path) -> None:
 
 
 def test_labels_of_a_dataset_are_corrected_on_the_labeling_page(folder, tmp_path) -> None:
-    session, _ = start_session(folder, dear.load("mini"), tmp_path / "labels.csv", data=folder)
+    session, _ = start_session(folder, tmp_path / "labels.csv", backbone=dear.load("mini"), data=folder)
     try:
         assert session.wait()
         item = session.state(mode="check")["item"]
@@ -127,7 +127,7 @@ def test_labels_of_a_dataset_are_corrected_on_the_labeling_page(folder, tmp_path
         corrected = open_data(tmp_path / "labels.csv", split, root=folder)
         assert len(corrected) == splits.count(split)
     with pytest.raises(DataError, match="nothing"):
-        start_session(_other(tmp_path), dear.load("mini"), tmp_path / "other.csv", data=folder)
+        start_session(_other(tmp_path), tmp_path / "other.csv", backbone=dear.load("mini"), data=folder)
 
 
 def _other(root) -> str:
@@ -154,5 +154,4 @@ def test_training_names_labels_that_look_wrong(caplog) -> None:
     trained = adapt(wrong, method="linear-probe", backbone=dear.load("mini"))
     assert trained.metrics["labels"]["look_wrong"] == len(expected)
     assert trained.metrics["labels"]["first"][0]["image"] == wrong.key(expected[0])
-    assert "training label" in caplog.text
-    assert "dear data check" in caplog.text
+    assert wrong.key(expected[0]) in caplog.text

@@ -65,7 +65,7 @@ def test_stopping_names_all_of_them(photos: Path) -> None:
     for name in ("red/a.jpg", "blue/b.jpg"):
         (photos / name).write_bytes(b"\xff\xd8\xff\xe0 cut")
     images = open_data(photos, "all")
-    with pytest.raises(DataError, match="2 of 10") as error:
+    with pytest.raises(DataError) as error:
         evaluate(method(images), images)
     assert "red/a.jpg" in str(error.value)
     assert "blue/b.jpg" in str(error.value)
@@ -77,7 +77,7 @@ def test_a_set_without_any_readable_image_and_a_wrong_policy(tmp_path: Path) -> 
         (tmp_path / name).mkdir()
         (tmp_path / name / "x.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut")
     images = open_data(tmp_path, "all")
-    with pytest.raises(DataError, match="none of its 2"):
+    with pytest.raises(DataError, match=r"x\.jpg"):
         evaluate(method(images), images, unreadable="skip")
     with pytest.raises(UsageError, match="'ignore'"):
         evaluate(method(images), images, unreadable="ignore")

@@ -55,7 +55,7 @@ def test_without_the_extra_a_sentence_says_what_to_install(photo, monkeypatch) -
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", blocked)
-    with pytest.raises(InputError, match=r"IMG_1\.HEIC: is a HEIC image"):
+    with pytest.raises(InputError, match=r"IMG_1\.HEIC: .*HEIC"):
         open_image(path)
 
 

@@ -87,8 +87,9 @@ class Request:
 def plan(protocol: str, request: Request) -> list[Cell]:
     """The cells of a protocol, in the order in which tables show them."""
     chosen = find_protocol(protocol)
-    if not request.methods or not request.seeds:
-        raise UsageError("a grid needs at least one method and one seed")
+    for name in ("methods", "seeds"):
+        if not getattr(request, name):
+            raise UsageError(f"{name} must have at least one entry, got none")
     request.check(request.methods)
     shots = chosen.shots if request.shots is None else tuple(request.shots)
     methods = [_method(name) for name in request.methods]
@@ -105,7 +106,7 @@ def plan_study(study: Study, request: Request) -> list[tuple[Variant, list[Cell]
     kind = find_method(study.method)
     shots = chosen.shots if request.shots is None else tuple(request.shots)
     if len(shots) > 1:
-        raise UsageError(f"a study needs one number of shots, got {', '.join(map(str, shots))}")
+        raise UsageError(f"shots must be one number for a study, got {', '.join(map(str, shots))}")
     planner = _Planner(chosen, request)
     return [(variant, planner.cells([(kind, variant)], shots)) for variant in study.variants]
 
@@ -151,7 +152,7 @@ class _Planner:
         if dataset in request.templates:
             extra["template"] = request.templates[dataset]
         data = Data(dataset, extra, seed, request.templates.get(dataset), request.data_root)
-        how = variant.roles.format(seed=seed) if kind.uses_roles else ""
+        derivation = variant.roles.format(seed=seed) if kind.uses_roles else ""
         focus = request.training.focus if kind.can_focus else None
         spec = msgspec.structs.replace(
             request.training,
@@ -164,7 +165,7 @@ class _Planner:
             data=dataset,
             backbone=request.backbone,
             identity=request.identity,
-            roles_digest=self._roles(how) if kind.uses_roles or focus is not None else None,
+            roles_digest=self._roles(kind.name, derivation) if kind.uses_roles or focus is not None else None,
             focus=focus,
             **self._training(data, shots),
         )
@@ -172,18 +173,21 @@ class _Planner:
             protocol=self.protocol.name,
             spec=resolve_defaults(spec),
             setting=extra,
-            roles=how,
+            roles=derivation,
             tested=self._testing(data),
         )
 
-    def _roles(self, how: str) -> str:
-        """The hash of the role map of a cell: the grid's, changed as `how` says."""
+    def _roles(self, method: str, derivation: str) -> str:
+        """The hash of the role map of a cell: the grid's, changed as `derivation` says."""
         if self.request.roles is None:
             raise RoleError(
-                f"a method needs a role map of {self.request.backbone}; compute one with discover_roles",
+                f"the method {method!r} needs a role map of {self.request.backbone}; compute one with "
+                "discover_roles",
                 hint="roles",
             )
-        return roles_digest(derive_roles(self.request.roles, how) if how else self.request.roles)
+        return roles_digest(
+            derive_roles(self.request.roles, derivation) if derivation else self.request.roles
+        )
 
     def _training(self, data: Data, shots: int) -> dict[str, Any]:
         """The fields of a Spec about the training images; none where they cannot be opened here."""
@@ -191,7 +195,7 @@ class _Planner:
         if self.request.draws is not None:
             if not shots:
                 raise UsageError(
-                    "draws has no effect with 0 shots, which take all images; leave one of them out"
+                    "draws must not be set with shots = 0, which takes all images; leave one of them out"
                 )
             imported = draw_path(self.request.draws, data.dataset, shots, data.seed)
         key = digest([asdict(data), shots])

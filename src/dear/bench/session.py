@@ -87,7 +87,8 @@ class Session:
         start = starting_roles(self.clip, self.environment.roles_file)
         if start is None:
             raise RoleError(
-                f"a method needs a role map of {self.clip.name}; compute one with discover_roles",
+                f"the method {self.cell.spec.method!r} needs a role map of {self.clip.name}; "
+                "compute one with discover_roles",
                 hint="roles",
             )
         roles = derive_roles(start, self.cell.roles) if self.cell.roles else start

@@ -10,28 +10,32 @@ from typing import TYPE_CHECKING, Any
 
 from dear.bench.ablations import STUDIES, Study
 from dear.bench.ablations import study as find_study
+from dear.bench.arguments import (
+    Names,
+    Numbers,
+    read_datasets,
+    read_environment,
+    read_names,
+    read_request,
+    with_preset,
+)
 from dear.bench.cells import Cell, Environment, Outcome
 from dear.bench.engines import compute, make_engine
 from dear.bench.outputs import write_protocol, write_studies
-from dear.bench.plan import Request, find_protocol, plan, plan_study
+from dear.bench.plan import find_protocol, plan, plan_study
 from dear.bench.session import backbone as open_backbone
-from dear.bench.session import starting_roles
 from dear.bench.store import CellEngine, Grid, Summary
-from dear.clip.factory import pick_device
-from dear.data.open import check_data, find_benchmark
+from dear.data.open import check_data
 from dear.errors import Interrupted, UsageError
 from dear.methods import find_method
 from dear.runs.recipe import parse_recipe
 from dear.train.trackers import Tracker
 from dear.utils.files import PathLike, check_output
-from dear.utils.pairs import parse_pairs, split_names
 from dear.utils.progress import Progress, silent
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Names = str | Sequence[str]
-Numbers = str | Sequence[int]
 _log = logging.getLogger("dear")
 
 
@@ -141,17 +145,17 @@ def run(
     find_protocol(protocol)
     check_output(out, folder=True)
     tracker = None if log is None else Tracker(log)
-    environment = _environment(backbone, roles, device, data_root, draws, threads)
+    environment = read_environment(backbone, roles, device, data_root, draws, threads)
     preset, values = parse_recipe(recipe)
-    names = _with_preset(_names(methods), preset)
+    names = with_preset(read_names(methods), preset)
     if focus is not None and not any(find_method(name.partition("@")[0]).can_focus for name in names):
         raise UsageError(f"focus {focus}: none of the methods ({', '.join(names)}) can focus on heads")
     cell_engine = _engine(environment, engine, address, workers, gpus)
-    request = _request(environment, names, datasets, seeds, shots, options, values, template)
+    request = read_request(environment, names, datasets, seeds, shots, options, values, template)
     request = replace(
         request,
         methods=names,
-        targets=None if targets is None else _datasets(targets),
+        targets=None if targets is None else read_datasets(targets),
         training=request.training.changed(focus=focus, unlabeled="rest" if unlabeled else None),
     )
     environment = replace(environment, adapters=str((Path(out) / "adapters").resolve()))
@@ -215,14 +219,14 @@ def ablate(
         >>> ablate("masks", datasets=["world:textures"]).to_frame()    # doctest: +SKIP
     """
     check_output(out, folder=True)
-    names = list(STUDIES) if study == "all" else _names(study)
+    names = list(STUDIES) if study == "all" else read_names(study)
     methods = [find_study(name).method for name in names]
     preset, values = parse_recipe(recipe)
     for method in methods:
         find_method(method).preset(preset)
-    environment = _environment(backbone, roles, device, data_root, draws, threads)
+    environment = read_environment(backbone, roles, device, data_root, draws, threads)
     cell_engine = _engine(environment, engine, address, workers, gpus)
-    request = _request(environment, methods, datasets, seeds, shots, options, values, template)
+    request = read_request(environment, methods, datasets, seeds, shots, options, values, template)
     layers = open_backbone(environment.backbone, environment.device).config.vision.layers
     studies = [_on_preset(find_study(name, layers), preset) for name in names]
     planned = [(one, plan_study(one, request)) for one in studies]
@@ -237,109 +241,6 @@ def _on_preset(study: Study, preset: str | None) -> Study:
     if preset is None:
         return study
     return replace(study, variants=tuple(replace(variant, preset=preset) for variant in study.variants))
-
-
-def _names(texts: Names | None) -> list[str]:
-    return split_names(texts) if isinstance(texts, str) else list(texts or ())
-
-
-def _numbers(texts: Numbers, name: str) -> list[int]:
-    """Whole numbers from 0, as a list or as a text with commas."""
-    try:
-        numbers = [int(part) for part in (split_names(texts) if isinstance(texts, str) else texts)]
-    except ValueError:
-        raise UsageError(f"{name}: expected whole numbers separated by commas, got {texts!r}") from None
-    if not numbers or min(numbers) < 0:
-        raise UsageError(f"{name}: expected at least one number, none below 0, got {texts!r}")
-    return numbers
-
-
-def _datasets(texts: Names | None) -> list[str]:
-    """Datasets; paths become absolute, since workers start elsewhere."""
-    return [
-        str(Path(name).resolve()) if find_benchmark(name) is None and Path(name).exists() else name
-        for name in _names(texts)
-    ]
-
-
-def _path(name: PathLike) -> str:
-    return str(Path(name).expanduser().resolve())
-
-
-def _with_preset(methods: Sequence[str], preset: str | None) -> list[str]:
-    """The methods, each that has the preset with it: METHOD@PRESET."""
-    if preset is None:
-        return list(methods)
-    has = {name: "@" not in name and preset in find_method(name).presets for name in methods}
-    if not any(has.values()):
-        raise UsageError(f"recipe {preset!r}: none of the methods ({', '.join(methods)}) has this preset")
-    return [f"{name}@{preset}" if has[name] else name for name in methods]
-
-
-def _environment(
-    backbone: str,
-    roles: str | None,
-    device: str,
-    data_root: PathLike | None,
-    draws: PathLike | None,
-    threads: int,
-) -> Environment:
-    """Where cells are computed; paths become absolute, since workers start elsewhere."""
-    if threads < 1:
-        raise UsageError(f"threads must be at least 1, got {threads}")
-    return Environment(
-        backbone=_path(backbone) if Path(backbone).exists() else backbone,
-        data_root=None if data_root is None else _path(data_root),
-        roles_file=roles if roles is None or roles == "table2" else _path(roles),
-        device=pick_device(device),
-        threads=threads,
-        draws=None if draws is None else _path(draws),
-    )
-
-
-def _request(
-    environment: Environment,
-    methods: Sequence[str],
-    datasets: Names | None,
-    seeds: Numbers,
-    shots: Numbers | None,
-    options: Mapping[str, Any] | Sequence[str] | None,
-    recipe: Mapping[str, Any],
-    templates: Mapping[str, str] | Sequence[str] | None,
-) -> Request:
-    """The request; wrong use is refused before the backbone is loaded."""
-    roles = environment.roles_file
-    if roles is not None and not any(find_method(name.partition("@")[0]).uses_roles for name in methods):
-        raise UsageError(f"roles {roles}: none of the methods ({', '.join(methods)}) uses roles")
-    by_method: dict[str, dict[str, Any]] = {}
-    for name, value in parse_pairs(options, "options").items():
-        method, dot, option = name.partition(".")
-        if not dot:
-            raise UsageError(f"options: expected METHOD.OPTION=VALUE (dear.beta=0.8), got {name}={value}")
-        by_method.setdefault(method.lower(), {})[option] = value
-    typed = templates.items() if isinstance(templates, Mapping) else _template_pairs(templates or ())
-    known_seeds, known_shots = _numbers(seeds, "seeds"), None if shots is None else _numbers(shots, "shots")
-    clip = open_backbone(environment.backbone, environment.device)
-    return Request(
-        backbone=clip.name,
-        identity=clip.identity,
-        roles=starting_roles(clip, roles),
-        datasets=_datasets(datasets),
-        seeds=known_seeds,
-        shots=known_shots,
-        options=by_method,
-        recipe=recipe,
-        templates={_datasets([name])[0]: value for name, value in typed},
-        data_root=environment.data_root,
-        draws=environment.draws,
-    )
-
-
-def _template_pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
-    pairs = [text.partition("=") for text in texts]
-    if not all(name and value for name, _, value in pairs):
-        raise UsageError(f"template: expected DATASET=TEMPLATE, got {', '.join(texts)}")
-    return [(name, value) for name, _, value in pairs]
 
 
 def _engine(

@@ -187,7 +187,7 @@ def adapt(
     labels = model.metrics.get("labels")
     if labels and labels["look_wrong"]:
         source, weights = shlex.quote(data), shlex.quote(backbone)
-        say(f"labels: dear label start {source} --data {source} --backbone {weights} --out labels.csv")
+        say(f"check labels: dear label start {source} --data {source} --backbone {weights} --out labels.csv")
     say(f"next: dear evaluate {shlex.quote(str(out))} --data {shlex.quote(data)}")
 
 

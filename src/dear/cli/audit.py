@@ -13,7 +13,7 @@ from dear.cli.printing import echo, print_json, print_table, say, stages
 
 if TYPE_CHECKING:
     from dear.tasks.audit.photos import ImageCheck
-    from dear.tasks.audit.task import Audit
+    from dear.tasks.audit.result import Audit
     from dear.tasks.repair import Repaired
 
 
@@ -129,7 +129,7 @@ def _print_check(check: ImageCheck) -> None:
     if check.closest:
         echo(check.closest)
     if check.too_few:
-        echo(f"Too few images to score: {', '.join(check.too_few[:8])}.")
+        echo(f"Too few images to compare: {', '.join(check.too_few[:8])}.")
     for pair in check.duplicates[:5]:
         echo(f"near duplicates in {pair.where}: {pair.first} and {pair.second}")
     if len(check.duplicates) > 5:
@@ -212,6 +212,6 @@ def _print_repair(result: Repaired) -> None:
     for key in compared.untouched:
         random = f"; random removals {mean[key]:.1%}" if key in mean else ""
         words = key.replace("_", " ")
-        echo(f"{words}: {compared.untouched[key]:.1%} -> {compared.repaired[key]:.1%}{random}")
+        echo(f"{words}: {compared.untouched[key]:.1%} → {compared.repaired[key]:.1%}{random}")
     echo(f"answers changed: {compared.changed:.1%}")
     echo(compared.verdict)

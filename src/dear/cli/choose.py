@@ -12,7 +12,7 @@ from dear.cli.printing import echo, print_json, print_table, say, stages
 from dear.errors import UsageError
 
 if TYPE_CHECKING:
-    from dear.tasks.choose import Choice
+    from dear.tasks.choose.result import Choice
 
 
 def choose(
@@ -55,7 +55,7 @@ def choose(
 
     `dear choose --data photos/ --adapt --out run`
     """
-    from dear.tasks.choose import choose as compare
+    from dear.tasks.choose.task import choose as compare
 
     if adapt and out is None:
         raise UsageError("--adapt needs --out, the run folder to write")
@@ -97,7 +97,7 @@ def _print(choice: Choice) -> None:
     print_table(("method", "trained classes", "new classes", "time"), rows)
     for note in choice.notes:
         echo(f"- {note}")
-    echo(f"- everything took {choice.seconds:.0f} s")
+    echo(f"- total time: {choice.seconds:.0f} s")
     if choice.minutes_needed is not None:
         echo(f"- to compare all methods: --minutes {choice.minutes_needed}")
     echo(choice.sentence)

@@ -1,24 +1,26 @@
-"""`dear data`: what a dataset's folder must hold, and what it holds."""
+"""`dear data`: datasets known by name, and what a dataset contains and lacks."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
 from dear.cli.options import DataRoot, Device, Json, Threads
 from dear.cli.printing import echo, print_json, say, stages
-from dear.errors import UsageError
+
+if TYPE_CHECKING:
+    from dear.tasks.labeling.check import LabelCheck
 
 group = typer.Typer(no_args_is_help=True, help="Datasets: list those known by name, check a folder.")
 
 
 @group.command("list")
 def names(as_json: Json = False) -> None:
-    """List the datasets known by name. A folder or a table can be given instead.
+    """List the datasets known by name. Commands that take a dataset also take a folder or a table.
 
     Example: `dear data list`
     """
@@ -70,57 +72,31 @@ def check(
 
     `dear data check photos/ --backbone openai/clip-vit-base-patch16 --out suspects.csv`
     """
-    from dear.data.check import check_dataset, check_splits
-    from dear.data.open import find_benchmark
+    from dear.tasks.check import check as check_data
+    from dear.tasks.labeling.check import LabelCheck
 
-    if out is not None and (backbone is None or out.suffix.lower() != ".csv"):
-        raise UsageError(f"--out must end in .csv and needs --backbone, got {out}")
-    if backbone is not None:
-        _check_labels(name, data_root, backbone, out, checked, device, as_json)
-    elif find_benchmark(name) is not None and not Path(name).is_dir():
-        check = check_dataset(name, data_root or ".")
-        if as_json:
-            print_json(check.as_dict())
-        else:
-            echo(str(check))
-        raise typer.Exit(0 if check.complete else 1)
-    else:
-        splits = check_splits(name, data_root)
-        if as_json:
-            print_json(splits.report())
-        else:
-            echo(str(splits))
-        raise typer.Exit(1 if splits.unreadable else 0)
-
-
-def _check_labels(
-    name: str,
-    root: str | None,
-    backbone: str,
-    out: Path | None,
-    checked: Path | None,
-    device: str,
-    as_json: bool,
-) -> None:
-    """Look for labels that seem wrong."""
-    from dear.tasks.labeling.answers import AnswerFile
-    from dear.tasks.labeling.check import check_labels, open_all
-    from dear.tasks.load import load_backbone
-    from dear.utils.files import check_output
-
-    if checked is not None and not checked.is_file():
-        raise UsageError(f"--checked {checked}: no such table of labels")
-    check_output(out)
-    images = open_all(name, root)[0]
-    fine = AnswerFile(checked).read().checked if checked is not None else ()
-    clip = load_backbone(backbone, device)
     with stages() as progress:
-        result = check_labels(images, clip, fine, progress)
-    if out is not None:
-        result.write(out)
+        result = check_data(
+            name,
+            data_root=data_root,
+            backbone=backbone,
+            out=out,
+            checked=checked,
+            device=device,
+            progress=progress,
+        )
     if as_json:
-        print_json({"data": name, **result.report()})
-        return
+        print_json({"data": name, **result.report()} if isinstance(result, LabelCheck) else result.report())
+    elif isinstance(result, LabelCheck):
+        _print_labels(result, name, str(backbone), out)
+    else:
+        echo(str(result))
+    if not isinstance(result, LabelCheck) and not result.complete:
+        raise typer.Exit(1)
+
+
+def _print_labels(result: LabelCheck, name: str, backbone: str, out: Path | None) -> None:
+    """The labels that look wrong, and the command that corrects them."""
     echo(result.verdict)
     for each in result.suspects[:20]:
         other = f"looks like {each.suggestion} ({each.confidence:.1%})"

@@ -9,7 +9,6 @@ from typer import Option
 
 from dear.cli.options import DataRoot, Device, Threads
 from dear.cli.printing import echo
-from dear.errors import UsageError
 
 
 def demo(
@@ -31,19 +30,12 @@ def demo(
 
     `dear demo --data photos/ --backbone openai/clip-vit-base-patch16 --out demo`
     """
-    if data is None:
-        if backbone is not None:
-            raise UsageError("--backbone needs --data, your own photos")
-        from dear.tasks.demo.task import demo as story
+    from dear.tasks.demo.task import demo as run_demo
 
-        story(out, quick, echo)
-        photos, weights = "photos/", "openai/clip-vit-base-patch16"
-        echo(f"\nOpen {out / 'index.html'} in a browser. The same for your own photos, one folder per class:")
-        echo(f"  dear demo --data {photos} --backbone {weights} --out demo-photos")
-        return
-    if backbone is None or quick:
-        raise UsageError("--data needs --backbone" if backbone is None else "--quick is for drawn images")
-    from dear.tasks.demo.photos import photo_demo
-
-    photo_demo(out, data, backbone, root=data_root, device=device, progress=echo)
+    run_demo(
+        out, data=data, backbone=backbone, quick=quick, data_root=data_root, device=device, progress=echo
+    )
     echo(f"\nOpen {out / 'index.html'} in a browser.")
+    if data is None:
+        echo("The same for your own photos, one folder per class:")
+        echo("  dear demo --data photos/ --backbone openai/clip-vit-base-patch16 --out demo-photos")

@@ -70,6 +70,9 @@ def label_next(
     if as_json:
         print_json({"images": len(chosen.choices), "out": str(out), "classes": list(chosen.classes)})
         return
+    if not chosen.choices:
+        say(f"{out}: no image is left to label: all are labeled, or near duplicates of labeled ones")
+        return
     say(f"{out}: {len(chosen.choices)} images to label, the most useful first")
     if Path(pool).is_dir():  # whose paths the table holds
         train = f"dear adapt --data {out} --data-root {pool} --unlabeled {pool}"
@@ -91,18 +94,14 @@ def label_import(
 
     Example: `dear label import project.json --images pool/ --out labels.csv`
     """
-    from dear.tasks.labeling.answers import Answer, AnswerFile
-    from dear.tasks.labeling.exchange import import_labels
+    from dear.tasks.labeling.exchange import add_labels
 
-    labels = import_labels(source, images)
-    file = AnswerFile(out)
-    file.add([Answer(path, "label", name) for path, name in labels.items()])
-    total = file.read()
+    result = add_labels(source, out, images=images)
     if as_json:
-        print_json({"added": len(labels), "labels": len(total.labels), "classes": list(total.classes)})
+        print_json(result.report())
         return
-    classes = len(set(total.labels.values()))
-    say(f"{out}: {len(labels)} labels added, {len(total.labels)} in all, {classes} classes")
+    classes = len(set(result.labels.values()))
+    say(f"{out}: {result.added} labels added, {len(result.labels)} in all, {classes} classes")
 
 
 @group.command("start")
@@ -138,13 +137,14 @@ def label_start(
     `dear label start photos/ --data photos/ --out labels.csv`
     """
     from dear.tasks.labeling.server import serving
-    from dear.tasks.labeling.session import start_session
-    from dear.tasks.load import load_backbone
+    from dear.tasks.labeling.start import start_session
 
-    names = opt.read_class_list(classes, classes_file) or []
-    clip = load_backbone(backbone, device)
+    names = opt.read_class_list(classes, classes_file)
     with stages() as progress:
-        session, unreadable = start_session(pool, clip, out, names, template, backbone, progress, data)
+        session, unreadable = start_session(
+            pool, out, data=data, classes=names, backbone=backbone, template=template, device=device,
+            progress=progress,
+        )  # fmt: skip
     for reason in unreadable:
         say(f"skipped: {reason}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # closes as after Ctrl-C

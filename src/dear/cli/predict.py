@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -12,9 +12,6 @@ from typer import Argument, Option
 from dear.cli import options as opt
 from dear.cli.printing import print_answers, say, stages
 from dear.errors import InputError, UsageError
-
-if TYPE_CHECKING:
-    from dear.runs.predictions import Predictions
 
 
 def predict(
@@ -108,7 +105,10 @@ def predict(
         raise UsageError(f"expected a run and at least one image: {example}")
     files = _read_list(words)
     if onnx is not None:
-        predictions = _predict_onnx(onnx, files, classes, classes_file, device, settings)
+        from dear.export.predict import predict_exported
+
+        fixed = classes if classes is not None else classes_file
+        predictions = predict_exported(onnx, files, classes=fixed, device=device, **settings)
     else:
         from dear.tasks.predict import predict as answer
 
@@ -137,20 +137,3 @@ def _read_list(words: list[str]) -> list[str]:
     if not names:
         raise InputError("standard input names no image")
     return names
-
-
-def _predict_onnx(
-    onnx: Path, files: list[str], classes: Any, classes_file: Any, device: str, settings: dict[str, Any]
-) -> Predictions:
-    from dear.export.runtime import OnnxModel
-    from dear.tasks.predict import check_exported
-    from dear.tasks.predict import predict as answer
-
-    if device not in ("auto", "cpu"):
-        raise UsageError(f"device: an exported model runs on the CPU, got {device}")
-    names = ("template", "backbone", "top", "unreadable")
-    check_exported(
-        classes=classes if classes is not None else classes_file,
-        **{name: settings[name] for name in names},
-    )
-    return answer(OnnxModel(onnx), files, **settings)

@@ -9,7 +9,6 @@ from typer import Option
 
 from dear.cli.options import Device, Json, Threads
 from dear.cli.printing import echo, print_json, say
-from dear.errors import UsageError
 
 
 def pretrain(
@@ -28,35 +27,13 @@ def pretrain(
 
     `dear pretrain --out tiny-trial --steps 20 --batch 64`
     """
-    from dataclasses import asdict, replace
-
-    import torch
-
-    from dear import world
-    from dear.clip.checkpoint import save_hf
-    from dear.clip.factory import pick_device
-    from dear.tasks.mini.pretrain import PretrainRecipe, pretrain
-    from dear.utils.files import write_json
-
-    for name, number in (("--steps", steps), ("--batch", batch)):
-        if number is not None and number < 1:
-            raise UsageError(f"{name} must be at least 1, got {number}")
-    recipe = replace(PretrainRecipe(), seed=seed)
-    if steps is not None:
-        recipe = replace(recipe, steps=steps, warmup=min(recipe.warmup, max(1, steps // 3)))
-    if batch is not None:
-        recipe = replace(recipe, batch=batch)
-    log: list[dict[str, float]] = []
+    from dear.tasks.mini.pretrain import pretrain_mini
 
     def report(line: dict[str, float]) -> None:
-        log.append(line)
         speed = f"{line['images_per_s']:.0f} images/s"
-        say(f"step {line['step']:.0f}/{recipe.steps}  loss {line['loss']:.3f}  {speed}")
+        say(f"step {line['step']:.0f}/{line['steps']:.0f}  loss {line['loss']:.3f}  {speed}")
 
-    every = min(100, max(1, recipe.steps // 10))
-    clip = pretrain(recipe, world.CaptionTable.build(), pick_device(device), report, every)
-    save_hf(clip.cpu(), out, torch.float16)
-    write_json(out / "pretrain.json", {"recipe": asdict(recipe), "log": log})
+    pretrain_mini(out, steps=steps, batch=batch, seed=seed, device=device, report=report)
     say(f"{out}: written; load it with dear.load({str(out)!r})")
 
 
@@ -77,18 +54,11 @@ def mini(
 
     Example: `dear mini`
     """
-    from dear.tasks.load import load_backbone
-    from dear.tasks.mini import measure
+    from dear.tasks.mini.measure import measure_mini
 
-    clip = load_backbone(backbone, device)
-    accuracies = measure.factor_accuracies(clip, number)
-    accuracies["compositions (100-way)"] = measure.composition_accuracy(clip)
-    if truth is not None:
-        measure.write_head_truth(truth, clip, clip.config.vision.last_third)
-    if roles is not None:
-        measure.mini_roles(clip).save(roles)
+    accuracies = measure_mini(backbone=backbone, number=number, truth=truth, roles=roles, device=device)
     if as_json:
-        print_json({"backbone": clip.name, "accuracy": accuracies})
+        print_json({"backbone": backbone, "accuracy": accuracies})
         return
     for name, accuracy in accuracies.items():
         echo(f"{name:24} {accuracy:.3f}")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dear.utils.progress import Progress
-from dear.utils.text import duration, escape_control, unprintable
+from dear.utils.progress import Progress, silent
+from dear.utils.text import escape_control, unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -143,9 +142,9 @@ def print_unreadable(evaluation: Evaluation) -> None:
 
 @contextmanager
 def stages() -> Iterator[Progress]:
-    """A bar for each named stage of long work; elsewhere than on a terminal a line now and then."""
+    """A bar for each named stage of long work on a terminal; elsewhere nothing."""
     if not sys.stderr.isatty():
-        yield ProgressLines()
+        yield silent
         return
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
@@ -160,30 +159,3 @@ def stages() -> Iterator[Progress]:
             bar.update(tasks[stage], completed=done, total=total)
 
         yield report
-
-
-class ProgressLines:
-    """Progress where no bar can be drawn: nothing for a few seconds of work, then a line every half minute.
-
-    The first line comes when enough is done to say how long the rest will take.
-    """
-
-    FIRST, NEXT = 5.0, 30.0  #: seconds until the first line of a stage, and between two lines
-
-    def __init__(self) -> None:
-        self._began: dict[str, tuple[float, int]] = {}
-        self._next: dict[str, float] = {}
-
-    def __call__(self, stage: str, done: int, total: int | None) -> None:
-        """See `Progress`."""
-        now = time.monotonic()
-        if stage not in self._began:
-            self._began[stage] = (now, done)
-            self._next[stage] = now + self.FIRST
-            return
-        began, first = self._began[stage]
-        if now < self._next[stage] or not total or done <= first or done >= total:
-            return
-        self._next[stage] = now + self.NEXT
-        seconds = (now - began) / (done - first) * (total - done)
-        say(f"{stage}: {done} of {total} ({done / total:.1%}), about {duration(seconds)} left")

@@ -122,15 +122,11 @@ def show(
     `dear roles show table2 --masks`
     """
     from dear.heads.known_roles import read_roles
+    from dear.tasks.roles.task import role_report
 
     roles = read_roles(file)
     if as_json:
-        heads = []
-        for (layer, head), role in roles:
-            facts = {name: getattr(role, name) for name in ("kind", "concept", "entropy", "phrases")}
-            heads.append({"layer": layer, "head": head, **facts})
-        facts = {"backbone": roles.backbone, "rule": roles.rule, "counts": roles.counts()}
-        print_json({**facts, "heads": heads})
+        print_json(role_report(roles))
         return
     if masks:
         from dear.methods.role_masks import draw_mask, layer_mask

@@ -43,16 +43,13 @@ def speed(
 
     `dear speed --device cpu --shape ViT-B-32 --method coop`
     """
-    import torch
+    from dear.tasks.speed import measure_speed
 
-    from dear.clip.factory import pick_device
-    from dear.tasks.speed import SpeedOptions, add_rows, measure
-
-    options = SpeedOptions(shape, method, classes, shots, batch, None, precision, images)
-    where = torch.device(pick_device(device))
-    rows, adapt = measure(options, where, lambda stage, done, total: say(f"measuring: {stage}"))
-    if csv is not None:
-        add_rows(csv, rows)
+    rows, adapt = measure_speed(
+        device=device, shape=shape, method=method, classes=classes, shots=shots, batch=batch,
+        precision=precision, images=images, csv=csv,
+        progress=lambda stage, done, total: say(f"measuring: {stage}"),
+    )  # fmt: skip
     if as_json:
         print_json({"rows": rows, "adapt": adapt})
         return

@@ -45,7 +45,6 @@ def studio(
     if port and find_spec("gradio") is not None:
         say(f"starting the studio at http://{host}:{port} …")  # the imports below take seconds
     try:
-        from dear.clip.factory import pick_device
         from dear.studio.app import is_local, serving
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("gradio", "fastapi"):
@@ -53,13 +52,13 @@ def studio(
         raise missing_extra("the studio", "studio") from None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # closes as after Ctrl-C
     with serving(
-        None if run is None else str(run),
-        backbone,
-        data,
-        host,
-        port,
-        max_upload_mb,
-        pick_device(device),
+        run,
+        backbone=backbone,
+        data=data,
+        host=host,
+        port=port,
+        max_upload_mb=max_upload_mb,
+        device=device,
     ) as url:
         say(f"The studio is at {url} (Ctrl-C ends it)")
         if not is_local(host):

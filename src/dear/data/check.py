@@ -133,8 +133,8 @@ class DatasetCheck:
         whole = self.classes == self.expected_classes
         return whole and not self.missing and not any(self.absent.values())
 
-    def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+    def report(self) -> dict[str, Any]:
+        """Plain values for JSON."""
         return {**self.__dict__, "complete": self.complete}
 
     def __str__(self) -> str:
@@ -160,6 +160,11 @@ class SplitCheck:
     counts: dict[str, dict[str, int]]  #: by split, images of each class; `val` only where it is separate
     unreadable: tuple[str, ...]  #: reasons why images cannot be read
     not_images: tuple[str, ...]  #: files of a folder whose names are not those of images
+
+    @property
+    def complete(self) -> bool:
+        """Whether every image can be read."""
+        return not self.unreadable
 
     def report(self) -> dict[str, Any]:
         """Plain values for JSON."""

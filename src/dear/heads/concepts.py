@@ -95,8 +95,11 @@ def cluster_concepts(
 
 def check_prototypes(prototypes: Mapping[str, Sequence[str]]) -> None:
     """Refuse concepts without a sentence."""
-    if not prototypes or not all(prototypes.values()):
-        raise RoleError("fixed concepts need a name and at least one sentence each")
+    if not prototypes:
+        raise RoleError("concepts must name at least one concept with its sentences, got none")
+    for name, sentences in prototypes.items():
+        if not sentences:
+            raise RoleError(f"concepts: {name!r} must have at least one sentence, got none")
 
 
 def fixed_concepts(

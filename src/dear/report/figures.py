@@ -75,8 +75,10 @@ def confusion(table: Tensor, classes: Sequence[str], most: int = 30) -> go.Figur
         )
     )
     apply_style(figure, 230 + max(24, 44 - 2 * len(rows)) * len(rows))
-    figure.update_xaxes(title="answered", tickangle=-45, showgrid=False)
-    figure.update_yaxes(title="truth", autorange="reversed", showgrid=False)
+    figure.update_xaxes(title="answered", title_standoff=8, tickangle=-45, automargin=True, showgrid=False)
+    figure.update_yaxes(
+        title="truth", title_standoff=12, automargin=True, autorange="reversed", showgrid=False
+    )
     return figure
 
 

@@ -104,7 +104,7 @@ def combine_classes(names: Sequence[str], trained: Sequence[str], *, add: bool =
     dear.errors.UsageError: the trained class 'cat' and 'Cat' are the same words to CLIP, ...
     """
     if not names:
-        raise UsageError("the list names no class; write names with commas between")
+        raise UsageError("the list names no class; write names separated by commas")
     readings = _readings(tuple(trained))
     listed: dict[str, str] = {}
     for name in map(check_name, names):

@@ -106,8 +106,16 @@ def check_folder(path: str | os.PathLike[str], resume: bool) -> None:
 
 
 def _refuse_used(folder: Path, resume: bool) -> None:
-    """Raise a RunError for a folder that contains a run, unless it is resumed."""
-    if resume or not (folder / "config.json").exists():
+    """Raise a RunError for a folder that contains a run, unless it is resumed, or files of something else."""
+    if not (folder / "config.json").exists():
+        names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+        foreign = [name for name in names if name not in (*FILES, "resume.safetensors")]
+        if foreign:
+            raise RunError(
+                f"{folder}: contains {foreign[0]!r}, which is not part of a run; choose a new or empty folder"
+            )
+        return
+    if resume:
         return
     if _finished(folder):
         raise RunError(f"{folder}: contains a finished run; choose another folder, or delete it first")

@@ -46,8 +46,9 @@ class Predictions(Sequence[Answer]):
         return iter(self.answers)
 
     def __repr__(self) -> str:
-        labels = ", ".join(repr(label) for label in self.labels[:5]) + (", …" if len(self) > 5 else "")
-        return f"<Predictions: {len(self)} images, {labels}>"
+        labels = [repr(label) for label in self.labels[:5]] + ["…"] * (len(self) > 5)
+        count = "1 image" if len(self) == 1 else f"{len(self)} images"
+        return f"<Predictions: {', '.join([count, *labels])}>"
 
     @property
     def labels(self) -> list[str | None]:

@@ -75,8 +75,8 @@ class EditTest:
         if self.accuracy is None or self.accuracy_without is None:
             return moved
         return (
-            f"{moved} Accuracy on held-out {self.class_name}: {self.accuracy:.1%}, without the property "
-            f"{self.accuracy_without:.1%}."
+            f"{moved} Accuracy on held-out images of {self.class_name}: {self.accuracy:.1%} unchanged, "
+            f"{self.accuracy_without:.1%} with the property removed."
         )
 
     def report(self) -> dict[str, object]:

@@ -57,8 +57,8 @@ class Shortcut:
 
     @property
     def title(self) -> str:
-        """The name of the property for people."""
-        return _TITLES.get(self.name, self.name)
+        """The name of the property for people; of a mark, what `--without` takes ("frame")."""
+        return self.kind or self.name if self.name == "mark" else _TITLES.get(self.name, self.name)
 
     @property
     def also_titles(self) -> tuple[str, ...]:
@@ -70,14 +70,13 @@ class Shortcut:
     def sentence(self) -> str:
         """The finding in words."""
         others = self.also_titles
-        verb = "does" if len(others) == 1 else "do"
-        also = f"; so {verb} {', '.join(others)}" if others else ""
+        also = f" Other properties that separate them: {', '.join(others)}." if others else ""
         are = f"have {self.look[5:]}" if self.look.startswith("with ") else f"are {self.look}"
         if self.mark is not None and self.mark.share < 1:
             share = f"{self.mark.share:.0%} of the images of {self.class_name}"
-            return f"{share} {are}; hardly any other image does{also}."
+            return f"{share} {are}, and hardly any other image does.{also}"
         score = f"separates them from all other images (score {self.score:.2f})"
-        return f"Images of {self.class_name} {are}: {self.title} alone {score}{also}."
+        return f"Images of {self.class_name} {are}: {self.title} alone {score}.{also}"
 
     def report(self) -> dict[str, object]:
         """Plain values for JSON."""

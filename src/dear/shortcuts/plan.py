@@ -76,20 +76,20 @@ class EditPlan:
         """The effect of the chosen way on held-out training images."""
         names, trials = ", ".join(self.kinds), choice.trials
         before, after = trials["nothing"], trials[choice.way]
-        effect = "moves predictions to the class" if self.shortcuts else "makes predictions wrong"
-        moved = f"on held-out training images an edit {effect} in {before.moved:.1%}"
+        verb, end = ("moves", "to the class") if self.shortcuts else ("makes", "wrong")
+        moved = f"on held-out training images an edit {verb} {before.moved:.1%} of the predictions {end}"
         if before.moved < GAIN:
             return f"A linear classifier hardly uses {names}: {moved}."
-        figures = f"{moved}, by {choice.way} in {after.moved:.1%}"
+        figures = f"{moved}; after removal by {choice.way}: {after.moved:.1%}"
         if before.moved - after.moved < GAIN:
-            return f"No way helps much against {names}: {figures}."
+            return f"No way of removal helps much against {names}: {figures}."
         random = choice.random
         if random is None:
-            return f"Chosen for {names}: {choice.way}; {figures}."
-        control = f"with as many random {choice.way} in {random.moved:.1%}"
+            return f"Removal of {names} by {choice.way}: {figures}."
+        control = f"by as many random {choice.way}: {random.moved:.1%}"
         if before.moved - random.moved > (before.moved - after.moved) / 2:
             return f"Removing {names} does little more than chance: {figures}, {control}."
-        return f"Chosen for {names}: {choice.way}; {figures}, {control}."
+        return f"Removal of {names} by {choice.way}: {figures}, {control}."
 
     def facts(self) -> dict[str, Any]:
         """Plain values for JSON."""

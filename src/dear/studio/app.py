@@ -16,6 +16,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is i
 
 import gradio as gr
 
+from dear.clip.factory import pick_device
 from dear.errors import UsageError
 from dear.report.page import asset, render
 from dear.studio.parts import Context, Samples, TabUpdate
@@ -158,18 +159,25 @@ def is_local(host: str) -> bool:
 
 @contextmanager
 def serving(
-    run: str | None = None,
+    run: str | os.PathLike[str] | None = None,
+    *,
     backbone: str | None = None,
     data: str | None = None,
     host: str = "127.0.0.1",
     port: int = 7860,
     max_upload_mb: int = 20,
-    device: str = "cpu",
+    device: str = "auto",
 ) -> Iterator[str]:
     """Serve the studio; yields its address. Afterwards the server is closed and its folder deleted.
 
-    Without `run` and `backbone` it shows the embedded backbone and examples. Visitors can name folders only
-    if `host` is a loopback address. Port 0 finds a free one.
+    Args:
+        run: run folder; without it and `backbone`, the embedded backbone and examples are shown.
+        backbone: what `load` takes; None: that of the run, or mini.
+        data: images to classify and train on: a folder, a table, or `world:NAME`.
+        host: address to listen on; visitors can name folders only if it is a loopback address.
+        port: port to listen on; 0 finds a free one.
+        max_upload_mb: largest upload.
+        device: "auto", "cpu", "cuda", …
     """
     if not 1 <= max_upload_mb <= 1000:
         raise UsageError(f"max_upload_mb must be 1 to 1000, got {max_upload_mb}")
@@ -177,7 +185,9 @@ def serving(
         raise UsageError(f"port must be 0 (a free one) to 65535, got {port}")
     # a folder for this user only (mode 700)
     with tempfile.TemporaryDirectory(prefix="dear-studio-", ignore_cleanup_errors=True) as folder:
-        state = open_state(Path(folder), run, backbone, data, device, local=is_local(host))
+        source = None if run is None else os.fspath(run)
+        chosen = pick_device(device)
+        state = open_state(Path(folder), source, backbone, data, chosen, local=is_local(host))
         with serving_state(state, host, port, max_upload_mb) as url:
             yield url
 

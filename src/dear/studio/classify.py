@@ -80,7 +80,8 @@ def _check_total(images: Sequence[Named]) -> None:
     """Refuse images that are too large together."""
     if sum(image.width * image.height for _, image in images) > MAX_PIXELS:
         raise InputError(
-            f"{images[-1][0]}: with it the images have more than {MAX_PIXELS:,} pixels together; choose fewer"
+            f"{images[-1][0]}: all images together may have {MAX_PIXELS:,} pixels, and this one exceeds it; "
+            "choose fewer or smaller images"
         )
 
 

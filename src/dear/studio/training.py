@@ -151,8 +151,12 @@ class Trainer:
 
     def _check_choices(self, spec: Spec, roles: str) -> None:
         """Reject a wrong backbone or role map before any work starts."""
-        if spec.backbone and not self.state.local and spec.backbone not in ("mini", self.state.clip.name):
-            raise UsageError(f"{spec.backbone}: an open studio trains on {self.state.clip.name} or mini only")
+        allowed = sorted({"mini", self.state.clip.name})
+        if spec.backbone and not self.state.local and spec.backbone not in allowed:
+            raise UsageError(
+                f"backbone must be {' or '.join(allowed)} in a studio that is open to other computers, got "
+                f"{spec.backbone!r}"
+            )
         if roles not in ROLE_CHOICES:
             RoleMap.load(roles)
         if spec.focus is not None:

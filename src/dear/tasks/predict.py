@@ -119,6 +119,8 @@ def predict(
         from dear.data.inputs import find_inputs
         from dear.tasks.load import load_model
 
+        if not isinstance(run, str | os.PathLike):
+            run = load_model(run, backbone, device)  # refuses another type before images are read
         pictures = find_inputs(images)
         model = load_model(run, backbone, device)
         answers = model.answers(

@@ -229,7 +229,9 @@ def retrieve(
     if top < 1:
         raise UsageError(f"top must be at least 1, got {top}")
     if run is None and (by == "features" or backbone is None):
-        raise UsageError("retrieve needs a run, or a backbone to search by its heads", hint="backbone")
+        raise UsageError(
+            "retrieve needs run, or backbone to search by its heads, got neither", hint="backbone"
+        )
     check_output(out, folder=True)
     open_image(query)  # a query that cannot be read is refused before the gallery is
     method = None if run is None else load_model(run, backbone, device).method

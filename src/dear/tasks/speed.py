@@ -6,7 +6,6 @@ benchmarks that compare with other code are scripts in `benchmarks/`.
 
 from __future__ import annotations
 
-import csv
 import datetime
 import io
 import itertools
@@ -15,6 +14,7 @@ import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from csv import DictReader, DictWriter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from PIL import Image
 from torch.utils.benchmark import Timer, timer
 
 from dear.clip.config import ClipConfig, last_third
+from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data import open_data
 from dear.errors import DataError, UsageError
@@ -64,6 +65,40 @@ class SpeedOptions:
             value = getattr(self, name)
             if value is not None and value < number:
                 raise UsageError(f"{name} must be at least {number}, got {value}")
+
+
+def measure_speed(
+    *,
+    device: str = "auto",
+    shape: str = "ViT-B-16",
+    method: str = "dear",
+    classes: int = 10,
+    shots: int = 16,
+    batch: int | None = None,
+    precision: str = "auto",
+    images: int = 64,
+    csv: Path | None = None,
+    progress: Progress = silent,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Measure this machine: see `measure` for the result, `SpeedOptions` for the parameters.
+
+    Args:
+        device: "auto", "cpu", "cuda", …
+        shape: see `SpeedOptions`, also for the parameters up to `images`.
+        method: see above.
+        classes: see above.
+        shots: see above.
+        batch: see above.
+        precision: see above.
+        images: see above.
+        csv: file to add the rows to.
+        progress: called with (stage, 0, None).
+    """
+    options = SpeedOptions(shape, method, classes, shots, batch, None, precision, images)
+    rows, estimate = measure(options, torch.device(pick_device(device)), progress)
+    if csv is not None:
+        add_rows(csv, rows)
+    return rows, estimate
 
 
 def measure(
@@ -199,12 +234,12 @@ def add_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     old: list[dict[str, str]] = []
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
+            reader = DictReader(file)
             if list(reader.fieldnames or []) != list(rows[0]):
                 raise DataError(f"{path}: has other columns than these figures; choose another file")
             old = list(reader)
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer = DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows([*old, *rows])
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -202,18 +202,15 @@ def label_sentence(labels: Mapping[str, Any] | None) -> str:
 
     >>> first = {"image": "a.jpg", "label": "cat", "suggestion": "dog"}
     >>> label_sentence({"images": 90, "look_wrong": 1, "first": [first]})
-    "1 of 90 training labels looks wrong ('a.jpg': cat, or dog?); dear data check shows it"
+    "1 of 90 training labels looks wrong: 'a.jpg' is labeled cat and looks like dog"
     """
     if not labels or not labels["look_wrong"]:
         return ""
     count, single = labels["look_wrong"], labels["look_wrong"] == 1
     named = "; ".join(
-        f"{suspect['image']!r}: {suspect['label']}, or {suspect['suggestion']}?"
-        for suspect in labels["first"]
+        f"{each['image']!r} is labeled {each['label']} and looks like {each['suggestion']}"
+        for each in labels["first"]
     )
     rest = count - len(labels["first"])
     named += f"; and {rest} more" if rest > 0 else ""
-    return (
-        f"{count} of {labels['images']} training labels look{'s' if single else ''} wrong ({named}); "
-        f"dear data check shows {'it' if single else 'them'}"
-    )
+    return f"{count} of {labels['images']} training labels look{'s' if single else ''} wrong: {named}"

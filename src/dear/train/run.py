@@ -260,6 +260,8 @@ def restore(loop: Loop, folder: Path) -> float:
         if not 0 <= seconds < math.inf:
             raise ValueError(f"{seconds} seconds of training")
         return seconds
+    except RunError as error:
+        raise RunError(f"{path}: {error}") from error
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise RunError(f"{path}: is damaged ({error}); delete it to start again") from error
 

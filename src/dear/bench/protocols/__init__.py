@@ -49,7 +49,9 @@ class Protocol(ABC):
                 f"targets has no effect in {self.name}, which tests on its datasets; leave it out"
             )
         if not request.datasets:
-            raise UsageError(f"{self.name} needs at least one dataset", hint="datasets")
+            raise UsageError(
+                f"datasets must name at least one dataset for {self.name}, got none", hint="datasets"
+            )
         return [(dataset, {}) for dataset in request.datasets]
 
     def training(self, data: Data) -> Pool:

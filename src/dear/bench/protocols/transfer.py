@@ -46,13 +46,15 @@ class Transfer(Protocol):
         if len(request.datasets) > 1:
             names = ", ".join(request.datasets)
             raise UsageError(
-                f"{self.name} trains on one dataset, got {names}",
+                f"datasets must name one dataset for {self.name}, got {names}",
                 hint="targets",
             )
         source = request.datasets[0] if request.datasets else SOURCE
         targets = list(self.targets if request.targets is None else request.targets)
         if not targets or source in targets:
-            raise UsageError(f"{self.name}: the targets must be datasets other than {source}", hint="targets")
+            raise UsageError(
+                f"targets must name datasets other than {source} for {self.name}", hint="targets"
+            )
         return [(source, {"targets": targets})]
 
     def testing(self, data: Data) -> list[ImageSet]:

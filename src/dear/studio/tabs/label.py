@@ -13,7 +13,7 @@ from dear.report.page import render
 from dear.studio.parts import Context, TabUpdate, Work, errors_as_output, visitor_of
 from dear.studio.state import StudioState
 from dear.tasks.labeling.server import LabelingServer, serving
-from dear.tasks.labeling.session import start_session
+from dear.tasks.labeling.start import start_session
 from dear.utils.progress import Progress
 
 
@@ -39,7 +39,7 @@ class Labeler:
         if path not in self._servers:
             names = [name.strip() for name in classes.split(",") if name.strip()]
             clip = self.state.clip
-            session, _ = start_session(pool.strip(), clip, path, names, backbone=clip.name, progress=progress)
+            session, _ = start_session(pool.strip(), path, classes=names, backbone=clip, progress=progress)
             self._servers[path] = self._open.enter_context(serving(session))
         return self._servers[path]
 

@@ -10,7 +10,8 @@ from dear.shortcuts.causal import EditTest
 from dear.shortcuts.find import Shortcut
 
 if TYPE_CHECKING:
-    from dear.tasks.audit.concepts import Association, Reliance
+    from dear.tasks.audit.association import Association
+    from dear.tasks.audit.reliance import Reliance
 
 SHORTCUT = "shortcut"  #: associated with the labels, and the model relies on it
 ASSOCIATED = "associated"  #: associated with the labels; no model was tested
@@ -76,7 +77,7 @@ class PropertyFinding:
         """The finding for people."""
         first = self.shortcut.sentence
         if self.test is None:
-            return first if self.shortcut.kind else f"{first} No model sees this."
+            return first if self.shortcut.kind else f"{first} This is a fact of the files; no model sees it."
         words = {SHORTCUT: "The model uses it", UNUSED: "The model does not use it"}
         reason = words.get(self.verdict, "Too few held-out images to tell whether the model uses it")
         return f"{first} {reason}: {self.test.sentence}"

@@ -15,7 +15,7 @@ from dear.report.page import Table, Thumbnail, percent, render, thumbnail
 from dear.shortcuts.find import Shortcut
 from dear.tasks.audit.findings import ConceptFinding, Finding, PropertyFinding
 from dear.tasks.audit.labels import label_view, members
-from dear.tasks.audit.task import Audit
+from dear.tasks.audit.result import Audit
 from dear.tasks.explain.explainer import Explainer
 from dear.tasks.explain.explanation import Explanation, Explanations
 from dear.utils.files import PathLike, write_atomic
@@ -32,8 +32,8 @@ TERMS = {
     "value": "the word of a concept that the frozen model finds nearest to an image",
     "information": "how much the value reveals about the label: 0 nothing, 1 everything (mutual information "
     "over the entropy of the labels)",
-    "required": "the information from which on a concept counts as associated: 0.05 more than random "
-    "directions of the features reach, and at least 0.10 more than shuffled labels",
+    "required": "the information that a concept must reach to count as associated: 0.05 more than random "
+    "directions of the features, and at least 0.10 more than shuffled labels",
     "margin lost": "share of the lead of the right answer over the next one that depends on the concept",
     "shortcut": "associated with the labels, and the model relies on it: without it at least 5 % of the "
     "answers change or half of the margin is lost; for a property, an edit moves answers to the class",

@@ -52,8 +52,8 @@ class ImageCheck:
         if one is None:
             return ""
         return (
-            f"Closest below the limit: {one.class_name}, {one.look} ({one.title}, score {one.score:.2f}; "
-            f"{self.search.closest_limit:.2f} is required)."
+            f"Closest to a finding: {one.class_name}, {one.look} ({one.title}: score {one.score:.2f}, "
+            f"at least {self.search.closest_limit:.2f} is required)."
         )
 
     def report(self) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from dear.report.page import Table, percent, render
 from dear.runs.model import Model
 from dear.tasks.adapt import adapt
 from dear.tasks.audit.page import summary_html
-from dear.tasks.audit.task import Audit, audit
+from dear.tasks.audit.result import Audit
+from dear.tasks.audit.task import audit
 from dear.tasks.demo.parts import PrintLine, TimedParts
 from dear.tasks.evaluate import open_held_out
 from dear.tasks.explain.explanation import Explanations

@@ -158,7 +158,9 @@ def _claim(job: ShardJob) -> None:
     if not place.is_file():  # new, empty, or left by a process that was killed before it wrote the list
         other = next((path.name for path in job.out.iterdir() if not path.name.startswith(".")), None)
         if other is not None:
-            raise RunError(f"{job.out}: contains {other!r}, no result of embed; choose another folder")
+            raise RunError(
+                f"{job.out}: contains {other!r}, which is not a result of embed; choose another folder"
+            )
         write_json(place, msgspec.to_builtins(new))
         return
     old = decode(read_text(place, "list of shards"), Manifest, str(place), "list of shards")

@@ -13,7 +13,8 @@ from torch import Tensor
 from dear.data.batches import over_batches, pixels_for
 from dear.data.images import ImageSet, targets_of
 from dear.errors import DataError, UsageError
-from dear.tasks.explain.explainer import BATCH, Explainer
+from dear.tasks.explain.explainer import Explainer
+from dear.tasks.explain.scores import BATCH
 from dear.utils.files import PathLike
 from dear.utils.progress import Progress
 
@@ -143,16 +144,16 @@ def explain_set(
     notices: list[str] = []
 
     def run(some: ImageSet, rows: list[int]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-        trace = explainer.trace(pixels_for(explainer.method.clip, some, rows))
+        trace = explainer.scores.trace(pixels_for(explainer.method.clip, some, rows))
         notices[:] = explainer.notices(trace)
-        if explainer.several:
+        if explainer.scores.several:
             classes = labels[rows][:, None]
-            above = trace.logits.cpu().gather(1, classes)[:, 0] >= explainer.limits[classes[:, 0]]
+            above = trace.logits.cpu().gather(1, classes)[:, 0] >= explainer.scores.limits[classes[:, 0]]
             answers = torch.where(above, classes[:, 0], MISSED)
         else:
-            classes = explainer.pairs(trace.logits.cpu())[:, :1]
+            classes = explainer.scores.pairs(trace.logits.cpu())[:, :1]
             answers = classes[:, 0]
-        table = explainer.relative_table(trace.parts(explainer.questions(classes)), classes)
+        table = explainer.scores.relative_table(trace.parts(explainer.scores.questions(classes)), classes)
         return answers, torch.stack([value[0] for value in table.values()], dim=-1), tuple(table)
 
     parts, problems = over_batches(

@@ -3,9 +3,7 @@
 The score of a class is compared with that of another, the runner-up unless one is named. Both are decomposed
 exactly (`parts`) and shown above the mean of all classes, which changes no answer. Every part is relative to
 its mean over reference images: what an average image gets is one part, and the others say what is particular
-about this image. Answers without something are computed: without the heads of a role (what they add to the
-feature replaced by its mean over reference images), and without a concept (its heads, and the span of its
-words in the feature).
+about this image (`scores`). Answers without a role and without a concept are computed (`counterfactuals`).
 
 Of several labels each answered one is explained: its score is compared with the logit of its threshold, and
 both are absolute, because labels do not compete.
@@ -14,70 +12,37 @@ both are absolute, because labels do not compete.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from dear.calibration.scales import apply_scales
-from dear.clip.model import Clip
 from dear.data.batches import Images, image_set, over_batches, pixels_for
 from dear.data.images import ImageSet
-from dear.errors import DataError, UsageError
-from dear.heads.concept_words import known_concepts, readable_words, value_features
-from dear.heads.contributions import head_maps
-from dear.heads.known_roles import known_roles
-from dear.heads.names import Head
+from dear.errors import UsageError
 from dear.heads.roles import RoleMap
-from dear.shortcuts.removal import span_basis
+from dear.tasks.explain.counterfactuals import Counterfactuals
 from dear.tasks.explain.explanation import (
     AVERAGE,
-    FIXED,
-    MLPS,
     THRESHOLD,
     UNKNOWN,
     Bar,
-    Counterfactual,
     Explanation,
     Explanations,
     HeadPart,
-    Neighbor,
-    label_or_not,
 )
-from dear.tasks.explain.groups import EARLY, HeadGroups, head_groups
-from dear.tasks.explain.parts import Parts, Trace, means_of, smooth
+from dear.tasks.explain.groups import EARLY, HeadGroups
+from dear.tasks.explain.neighbors import Neighbors
+from dear.tasks.explain.parts import Parts, Trace, smooth
+from dear.tasks.explain.scores import BATCH, ScoreParts
 from dear.utils.progress import Progress
 
 if TYPE_CHECKING:
+    from dear.methods.base import Method
     from dear.runs.model import Model
 
-REFERENCE = 96  #: reference images at most
-BATCH = 16
-_TOP_HEADS, _NEIGHBORS = 6, 6
-
-
-@dataclass(frozen=True)
-class ClassMeans:
-    """Means over the reference images of the score of one class: by part, and by head [L, H]."""
-
-    parts: Mapping[str, float]
-    heads: Tensor
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Reference images: means of heads' outputs, mean feature, outputs per image, and their traces."""
-
-    images: ImageSet
-    means: list[dict[int, Tensor]]
-    center: Tensor  #: [E], mean feature
-    states: Tensor  #: [n, L, H, d], of the class token, divided by its spread
-    traces: tuple[Trace, ...]  #: without activations
-    by_class: dict[int, ClassMeans] = field(default_factory=dict)  #: computed when a class is explained
+_TOP_HEADS = 6
 
 
 class Explainer:
@@ -104,99 +69,23 @@ class Explainer:
         mode: str | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.model = model
-        self.method = model.bound
-        self.mode = model.pick_mode(mode)
-        self.role_map = roles or self.method.roles or known_roles(model.clip.plain)
-        self.groups: HeadGroups = head_groups(model.clip.config.vision, self.role_map)
-        self.images = None if reference is None else _balanced_subset(reference, REFERENCE)
-        self._progress = progress
+        self.scores = ScoreParts(model, reference, roles, mode, progress)
+        self.counterfactuals, self._neighbors = Counterfactuals(self.scores), Neighbors(self.scores)
 
-    # -- computing --------------------------------------------------------------------------------
+    @property
+    def model(self) -> Model:
+        """What answers."""
+        return self.scores.model
 
-    def trace(self, pixels: Tensor) -> Trace:
-        """The model's calibrated logits of normalized pixels [B, 3, S, S], to be taken apart."""
-        scales, bound = self.model.scale.factors(self.mode), {}
+    @property
+    def method(self) -> Method:
+        """Its method."""
+        return self.scores.method
 
-        def answer(clip: Clip) -> Tensor:
-            if clip not in bound:  # bound once: texts are kept
-                bound[clip] = self.method.bind(clip)
-            logits = bound[clip](pixels)[self.mode]
-            return logits if scales is None else apply_scales(logits, scales.to(logits))
-
-        return Trace(self.method.clip, answer)
-
-    @cached_property
-    def reference(self) -> Reference | None:
-        """The reference images, run once."""
-        if self.images is None:
-            return None
-
-        def run(some: ImageSet, rows: list[int]) -> tuple[Trace, Tensor, Tensor]:
-            trace = self.trace(pixels_for(self.method.clip, some, rows))
-            states = trace.head_states()[0]
-            result = trace, trace.features(), states[min(states)].float()
-            trace.release_activations()
-            return result
-
-        images = self.images
-        while True:
-            batches, problems = over_batches(
-                images,
-                run,
-                self.method.clip,
-                unreadable="skip",
-                progress=self._progress,
-                stage="reference",
-                batch=BATCH,
-            )
-            if not problems:
-                break
-            images = images.subset([row for row in range(len(images)) if row not in problems])
-            if not len(images):
-                raise DataError(f"{self.images.name}: no reference image can be read")
-        traces, features, states = zip(*batches, strict=True)
-        center = torch.cat(features).mean(0)
-        return Reference(images, means_of(traces), center, torch.cat(states), traces)
-
-    def _means(self, labels: Tensor) -> list[list[ClassMeans]]:
-        """Means for classes [B, Q] as lists [Q][B]; empty without reference images."""
-        reference = self.reference
-        if reference is None:
-            return []
-        return [[self._class_means(reference, label) for label in row] for row in labels.T.tolist()]
-
-    def _class_means(self, reference: Reference, label: int) -> ClassMeans:
-        """Means of the parts of a class's score over the reference images."""
-        if label not in reference.by_class:
-            tables: list[dict[str, Tensor]] = []
-            heads: list[Tensor] = []
-            for trace in reference.traces:
-                labels = torch.full((len(trace.logits), 1), label)
-                parts = trace.parts(self.questions(labels))
-                tables.append(self.table(parts))
-                heads.append(parts.heads[0, :, 0])  # [B, L, H]
-            means = {
-                name: float(torch.cat([table[name][0] for table in tables]).mean()) for name in tables[0]
-            }
-            reference.by_class[label] = ClassMeans(means, torch.cat(heads).mean(0))
-        return reference.by_class[label]
-
-    @cached_property
-    def concepts(self) -> dict[str, tuple[tuple[str, ...], Tensor, Tensor]]:
-        """Per concept the words that the backbone reads, their features [K, E], and their span [E, E]."""
-        clip = self.model.clip
-        concepts: dict[str, tuple[tuple[str, ...], Tensor, Tensor]] = {}
-        if not self.groups.by_role:  # a map that names no heads names no concepts either
-            return concepts
-        for name, concept in known_concepts().items():
-            if clip.tokenizer is not None and len(readable_words(clip, concept.words)) > 1:
-                words, features = value_features(clip, concept)
-                basis = span_basis(features)
-                concepts[name] = (words, features, (basis.T @ basis).float())
-        return concepts
-
-    # -- explanations -----------------------------------------------------------------------------
+    @property
+    def groups(self) -> HeadGroups:
+        """The groups of heads that bars stand for."""
+        return self.scores.groups
 
     def explain(
         self,
@@ -213,14 +102,14 @@ class Explainer:
             against: the class to compare with; None: the likeliest other one. Not for several labels.
             progress: called with ("images", images done, images in all).
         """
-        if self.several and against is not None:
+        if self.scores.several and against is not None:
             raise UsageError(
                 f"against: a label is compared with its threshold, not with {against!r}; leave it out"
             )
         chosen = [
             None if name is None else find_class(self.model.classes, name) for name in (answer, against)
         ]
-        if len(self.model.classes) < 2 and not self.several:
+        if len(self.model.classes) < 2 and not self.scores.several:
             raise UsageError("with one class there is nothing to compare an answer with; add another class")
         if chosen[0] is not None and chosen[0] == chosen[1]:
             raise UsageError(f"{answer!r} cannot be compared with itself; name another class to compare with")
@@ -231,7 +120,7 @@ class Explainer:
             names = [every.key(row) for row in rows]
             return (
                 self._explain_labels(pixels, names, chosen[0])
-                if self.several
+                if self.scores.several
                 else self._explain(pixels, names, chosen)
             )
 
@@ -241,9 +130,9 @@ class Explainer:
 
     def notes(self) -> dict[str, str]:
         """How explanations are made, for people."""
-        classes, reference = self.model.classes, self.reference
+        classes, reference = self.model.classes, self.scores.reference
         return {
-            "model": f"{self.method.title} on {self.model.clip.name}, mode {self.mode}",
+            "model": f"{self.method.title} on {self.model.clip.name}, mode {self.scores.mode}",
             "classes": ", ".join(classes[:20]) + (" …" if len(classes) > 20 else ""),
             "reference images": "none"
             if reference is None
@@ -253,9 +142,9 @@ class Explainer:
     def bars(self, pixels: Tensor) -> list[tuple[str, str, tuple[Bar, ...]]]:
         """Answer, runner-up and bars alone, of normalized pixels [B, 3, S, S]."""
         self.model.require_one_label("an explanation by bars alone")
-        trace = self.trace(pixels)
-        pairs = self.pairs(trace.logits.cpu())
-        table = self.relative_table(trace.parts(self.questions(pairs)), pairs)
+        trace = self.scores.trace(pixels)
+        pairs = self.scores.pairs(trace.logits.cpu())
+        table = self.scores.relative_table(trace.parts(self.scores.questions(pairs)), pairs)
         names = [[self.model.classes[c] for c in pair] for pair in pairs.tolist()]
         return [(names[b][0], names[b][1], self._bars(table, b)) for b in range(len(pairs))]
 
@@ -265,54 +154,12 @@ class Explainer:
             for name, value in table.items()
         )
 
-    def relative_table(self, parts: Parts, labels: Tensor) -> dict[str, Tensor]:
-        """`table` of the scores of classes [B, Q], less its means over the reference images: [Q, B] each.
-
-        The sum of the means is one more part, so that the sum is the score.
-        """
-        table, means = self.table(parts), self._means(labels)
-        if not means:
-            return table
-
-        def mean(name: str) -> Tensor:
-            return torch.tensor([[each.parts[name] for each in row] for row in means], dtype=torch.float64)
-
-        result = {name: value - mean(name) for name, value in table.items()}
-        result[AVERAGE] = sum((mean(name) for name in table), torch.zeros(()))
-        return result
-
-    def pairs(self, logits: Tensor, chosen: Sequence[int | None] = (None, None)) -> Tensor:
-        """The class to explain and the one to compare with, [B, 2]."""
-        order = logits.argsort(dim=1, descending=True, stable=True).tolist()
-        pairs = []
-        for row in order:
-            first = chosen[0] if chosen[0] is not None else next(c for c in row if c != chosen[1])
-            second = chosen[1] if chosen[1] is not None else next(c for c in row if c != first)
-            pairs.append([first, second])
-        return torch.tensor(pairs)
-
-    def questions(self, pairs: Tensor) -> Tensor:
-        """Weights of the classes: those of `pairs` [B, Q] above the mean of all, [Q, B, C].
-
-        Of several labels each by itself.
-        """
-        weights = F.one_hot(pairs.T, len(self.model.classes)).double()
-        return weights if self.several else weights - 1 / len(self.model.classes)
-
-    @property
-    def several(self) -> bool:
-        """Whether images have several labels."""
-        return self.model.method.several
-
-    @cached_property
-    def limits(self) -> Tensor:
-        """Of several labels: the calibrated logit [C] from which an image has each label."""
-        return self.model.scale.limits(self.mode).double().clamp(1e-6, 1 - 1e-6).logit()
-
     def _explain_labels(self, pixels: Tensor, names: Sequence[str], label: int | None) -> list[Explanation]:
         """Explanations of each answered label, or of `label`; of none, that closest to its threshold."""
-        logits = self.model.scale.calibrated(self.model.forward(pixels)[self.mode].float().cpu(), self.mode)
-        above = logits - self.limits
+        logits = self.model.scale.calibrated(
+            self.model.forward(pixels)[self.scores.mode].float().cpu(), self.scores.mode
+        )
+        above = logits - self.scores.limits
         rows = []
         for image, row in enumerate(above):
             labels = (row >= 0).nonzero()[:, 0].tolist() or [int(row.argmax())]
@@ -333,21 +180,21 @@ class Explainer:
         labels: Tensor | None = None,
     ) -> list[Explanation]:
         """Explanations of two classes, or of several labels [B, 1] and their thresholds."""
-        trace = self.trace(pixels)
+        trace = self.scores.trace(pixels)
         logits = trace.logits.cpu()
-        pairs = self.pairs(logits, chosen) if labels is None else labels
-        parts = trace.parts(self.questions(pairs), patches=True)
-        table = self.relative_table(parts, pairs)
-        by_head = self._relative_heads(parts.heads[:, :, 0], pairs)  # [2, B, L, H]
+        pairs = self.scores.pairs(logits, chosen) if labels is None else labels
+        parts = trace.parts(self.scores.questions(pairs), patches=True)
+        table = self.scores.relative_table(parts, pairs)
+        by_head = self.scores.relative_heads(parts.heads[:, :, 0], pairs)  # [2, B, L, H]
         scores = parts.score
         if labels is not None:
-            limits = self.limits[labels.T]  # [1, B]
+            limits = self.scores.limits[labels.T]  # [1, B]
             table = {name: _with_zeros(value) for name, value in table.items()}
             table[THRESHOLD] = _with_zeros(limits).flip(0)
             by_head, scores = _with_zeros(by_head), torch.cat([scores, limits.to(scores)])
         probabilities = self.model.scale.probabilities(logits.float())
-        without_heads, without_concepts = self._counterfactuals(trace, pairs, logits)
-        neighbors = self._neighbors(trace, by_head)
+        without_heads, without_concepts = self.counterfactuals.answers(trace, pairs, logits)
+        neighbors = self._neighbors.find(trace, by_head)
         unknown = table[UNKNOWN].abs().sum(0) if UNKNOWN in table else torch.zeros(len(names))
         total = torch.stack([value.abs().sum(0) for value in table.values()]).sum(0)
         notices, views = tuple(self.notices(trace)), self._views(pixels)
@@ -378,44 +225,15 @@ class Explainer:
                     exact=1 - float(unknown[b] / total[b]) if float(total[b]) else 1.0,
                     notices=notices,
                     labels=None if labels is None else self._answered(logits[b]),
-                    threshold=None if labels is None else float(self.limits[labels[b, 0]].sigmoid()),
+                    threshold=None if labels is None else float(self.scores.limits[labels[b, 0]].sigmoid()),
                 )
             )
         return result
 
     def _answered(self, logits: Tensor) -> tuple[str, ...]:
         """The labels whose logits [C] reach their thresholds."""
-        has = (logits >= self.limits).tolist()
+        has = (logits >= self.scores.limits).tolist()
         return tuple(name for name, one in zip(self.model.classes, has, strict=True) if one)
-
-    def table(self, parts: Parts) -> dict[str, Tensor]:
-        """The parts by name, [Q, B] each: their sum is the score."""
-        heads = parts.heads[:, :, 0]  # of the class token, [Q, B, L, H]
-        table = {
-            name: sum((heads[:, :, layer - 1, head] for layer, head in keys), torch.zeros(()))
-            for name, keys in self.groups.heads.items()
-        }
-        rows = parts.rows()
-        for name, places in self._tokens(rows.shape[-1] - 1).items():
-            table[name] = rows[:, :, places].sum(-1)
-        table[MLPS] = parts.mlps[:, :, 0].sum(-1)
-        removed = {key: value for key, value in parts.constants.items() if key.startswith("correction")}
-        if removed:
-            table[self._removal] = sum(removed.values(), torch.zeros(()))
-        constants = (value for key, value in parts.constants.items() if key not in removed)
-        table[FIXED] = parts.start[:, :, 0] + sum(constants, torch.zeros(()))
-        if parts.linear:
-            table[FIXED] = table[FIXED] + parts.rest
-        else:
-            table[UNKNOWN] = parts.rest
-        return {name: value.expand_as(parts.score) for name, value in table.items()}
-
-    def _relative_heads(self, heads: Tensor, labels: Tensor) -> Tensor:
-        """Heads' parts [Q, B, L, H] of the scores of classes [B, Q] less their means."""
-        means = self._means(labels)
-        if not means:
-            return heads
-        return heads - torch.stack([torch.stack([each.heads for each in row]) for row in means])
 
     def _patch_maps(self, parts: Parts, table: Mapping[str, Tensor], image: int) -> dict[str, Tensor]:
         """Bars of heads and tokens by patch, [2, S, S] each: a map sums to its bar.
@@ -429,12 +247,12 @@ class Explainer:
             name: sum((patches[:, 0, layer - 1, h] for layer, h in heads), torch.zeros(()))
             for name, heads in self.groups.heads.items()
         }
-        for name, rows in self._tokens(patches.shape[1] - 1).items():
+        for name, rows in self.scores.tokens(patches.shape[1] - 1).items():
             maps[name] = patches[:, rows].sum((1, 2, 3))
         for name, value in maps.items():
             missing = table[name][: len(value), image] - value.sum((1, 2))  # [2], or [1] of a label
             maps[name] = value + (missing / value[0].numel())[:, None, None]
-        if self.several:
+        if self.scores.several:
             maps = {name: _with_zeros(value) for name, value in maps.items()}
         return {"": smooth(sum(maps.values(), torch.zeros(()))), **maps}
 
@@ -444,23 +262,6 @@ class Explainer:
         mean, std = (torch.tensor(each).view(3, 1, 1) for each in (config.mean, config.std))
         bytes_ = ((pixels.float().cpu() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
         return [Image.fromarray(each.permute(1, 2, 0).contiguous().numpy()) for each in bytes_]
-
-    @property
-    def _removal(self) -> str:
-        correction = self.model.clip.correction
-        return f"Removal of {correction.note}" if correction is not None and correction.note else "Removal"
-
-    def _tokens(self, count: int) -> dict[str, list[int]]:
-        """Extra tokens by name: their rows; all together where the role map names no concept."""
-        names = getattr(self.method, "attributes", None) if self.groups.by_role else None
-        if not count:
-            return {}
-        if names and count % len(names) == 0:
-            each = count // len(names)
-            return {
-                f"Token {name}": list(range(1 + i * each, 1 + (i + 1) * each)) for i, name in enumerate(names)
-            }
-        return {"Tokens": list(range(1, 1 + count))}
 
     def _excess(self, bars: Sequence[Bar]) -> dict[str, float]:
         """What the heads of each role add to the lead, beyond the mean of as many heads of the role map."""
@@ -489,8 +290,8 @@ class Explainer:
         for place in order:
             key = (place // size + 1, place % size)
             phrases: tuple[str, ...] = ()
-            if self.groups.by_role and self.role_map is not None and key in self.role_map.table:
-                phrases = self.role_map[key].phrases
+            if self.groups.by_role and self.scores.role_map is not None and key in self.scores.role_map.table:
+                phrases = self.scores.role_map[key].phrases
             answer, other = parts[:, key[0] - 1, key[1]].tolist()
             result.append(HeadPart(*key, groups[key], answer, other, phrases))
         return tuple(result)
@@ -498,7 +299,7 @@ class Explainer:
     def notices(self, trace: Trace) -> list[str]:
         """What a reader should know."""
         notices = [self.groups.notice] if self.groups.notice else []
-        if self.images is None:
+        if self.scores.images is None:
             notices.append(
                 "There are no reference images: bars are not relative to an average image, and answers "
                 "without a role or concept are not computed."
@@ -509,98 +310,6 @@ class Explainer:
                 f"the score is one bar, {UNKNOWN.lower()}."
             )
         return notices
-
-    # -- other answers ----------------------------------------------------------------------------
-
-    def _counterfactuals(
-        self, trace: Trace, pairs: Tensor, logits: Tensor
-    ) -> tuple[list[list[Counterfactual]], list[list[Counterfactual]]]:
-        """Answers without the heads of each group, and without each concept: [..][B]."""
-        reference = self.reference
-        if reference is None:
-            return [], []
-        groups = [
-            self._changed(name, trace.without(heads, reference.means), pairs, logits, len(heads))
-            for name, heads in self.groups.named.items()
-        ]
-        concepts = []
-        features = trace.features() - reference.center  # [B, E]
-        for name, (words, texts, span) in self.concepts.items():
-            heads = () if self.role_map is None else self.role_map.select(concept=name)
-            affine = torch.eye(len(span)) - span, reference.center @ span
-            new = trace.without(heads, reference.means, affine)
-            nearest = (features @ (texts - texts.mean(0)).T).argmax(-1).tolist()
-            values = [words[place] for place in nearest]
-            share = float(span.trace()) / len(span)
-            concepts.append(self._changed(name, new, pairs, logits, len(heads), share, values))
-        return groups, concepts
-
-    def _changed(
-        self,
-        name: str,
-        new: Tensor,
-        pairs: Tensor,
-        logits: Tensor,
-        heads: int,
-        share: float = 0.0,
-        values: Sequence[str] | None = None,
-    ) -> list[Counterfactual]:
-        """What new logits change; `share` of the feature's directions was removed for them."""
-        new = new.float().cpu()
-        before, after = self._margins(logits.float(), pairs), self._margins(new, pairs)
-        best = self.model.scale.probabilities(new).max(-1)
-        answers = [self.model.classes[place] for place in best.indices.tolist()]
-        values_of = best.values
-        if self.several:
-            names = [self.model.classes[label] for label in pairs[:, 0].tolist()]
-            has_label = (after >= 0).tolist()
-            answers = [label_or_not(label, has) for label, has in zip(names, has_label, strict=True)]
-            values_of = new.gather(1, pairs)[:, 0].sigmoid()
-        return [
-            Counterfactual(
-                name,
-                float(before[b] - after[b]),
-                float(before[b] * (1 - share) - after[b]),
-                answers[b],
-                float(values_of[b]),
-                "" if values is None else values[b],
-                heads,
-            )
-            for b in range(len(new))
-        ]
-
-    def _margins(self, logits: Tensor, pairs: Tensor) -> Tensor:
-        """The lead [B] of each class over the other one, or of each label over its threshold."""
-        first = logits.gather(1, pairs[:, :1])[:, 0]
-        other = self.limits[pairs[:, 0]] if self.several else logits.gather(1, pairs[:, 1:])[:, 0]
-        return first - other.to(first)
-
-    @cached_property
-    def _maps(self) -> Tensor:
-        clip = self.method.clip
-        return head_maps(clip, range(1, clip.config.vision.layers + 1)).float().cpu()
-
-    def _neighbors(self, trace: Trace, parts: Tensor) -> list[tuple[Neighbor, ...]]:
-        """Reference images most alike in the heads of the group that decides, for parts [2, B, L, H]."""
-        reference = self.reference
-        if reference is None:
-            return []
-        states, groups, result = trace.head_states()[0], self.groups.named, []
-        queries = states[min(states)].float()
-        for b in range(len(queries)):
-            lead = parts[0, b] - parts[1, b]
-            best = max(groups, key=lambda g: float(sum(lead[layer - 1, h] for layer, h in groups[g])))
-            near, query = (self._space(rows, groups[best]) for rows in (reference.states, queries[b : b + 1]))
-            center = near.mean(0)
-            alike = F.normalize(near - center, dim=-1) @ F.normalize(query - center, dim=-1).T  # [n, 1]
-            order = alike[:, 0].argsort(descending=True)[:_NEIGHBORS].tolist()
-            result.append(tuple(Neighbor(reference.images, place) for place in order))
-        return result
-
-    def _space(self, states: Tensor, heads: Sequence[Head]) -> Tensor:
-        """What heads add to the feature, side by side, [n, heads x E]."""
-        terms = [states[:, layer - 1, h] @ self._maps[layer - 1, h] for layer, h in heads]
-        return torch.cat(terms, dim=-1)
 
 
 def _with_zeros(values: Tensor) -> Tensor:
@@ -614,14 +323,3 @@ def find_class(classes: Sequence[str], name: str) -> int:
         if known.casefold() == name.casefold():
             return place
     raise UsageError(f"the model has no class {name!r}; it has {', '.join(classes[:12])}")
-
-
-def _balanced_subset(images: ImageSet, most: int) -> ImageSet:
-    """At most `most` images, equally many of each class where there are enough."""
-    if len(images) <= most:
-        return images
-    order: list[int] = []
-    places = [(images.labels == label).nonzero()[:, 0].tolist() for label in range(len(images.classes))]
-    for turn in range(max(len(rows) for rows in places)):
-        order += [rows[turn] for rows in places if turn < len(rows)]
-    return images.subset(sorted(order[:most]))

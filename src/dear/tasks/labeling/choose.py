@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -112,8 +113,10 @@ def label_next(
     """
     if count < 1:
         raise InputError(f"count must be at least 1, got {count}")
-    check_output(out)
-    check_output(tasks)
+    for name, path, suffix in (("out", out, ".csv"), ("tasks", tasks, ".json")):
+        if path is not None and Path(path).suffix.lower() != suffix:
+            raise InputError(f"{name} must end in {suffix}, got {os.fspath(path)!r}")
+        check_output(path)
     model = None if run is None else load_model(run, None, device)
     clip = load_backbone(backbone, device) if model is None else model.clip
     images, unreadable = open_readable(pool)

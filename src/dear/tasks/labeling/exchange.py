@@ -12,6 +12,7 @@ import io
 import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -19,7 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from dear.data.open import open_folder
 from dear.data.paths import read_list
 from dear.errors import DataError
-from dear.tasks.labeling.answers import read_labels
+from dear.tasks.labeling.answers import Answer, AnswerFile, read_labels
 from dear.tasks.labeling.choose import NextLabels
 from dear.utils.files import PathLike, read_json, write_json
 
@@ -61,6 +62,37 @@ def label_studio_tasks(chosen: NextLabels, prefix: str = LOCAL_FILES) -> list[di
 def write_tasks(chosen: NextLabels, out: PathLike, prefix: str = LOCAL_FILES) -> None:
     """Write Label Studio tasks as JSON."""
     write_json(out, label_studio_tasks(chosen, prefix))
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What `add_labels` did."""
+
+    added: int  #: labels of the source
+    labels: dict[str, str]  #: class name by path of the table, those it had before included
+    classes: tuple[str, ...]  #: in the order in which they appeared
+
+    def report(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"added": self.added, "labels": len(self.labels), "classes": list(self.classes)}
+
+
+def add_labels(source: PathLike, out: PathLike, *, images: PathLike | None = None) -> Imported:
+    """Add the labels of another tool to a table of labels.
+
+    Args:
+        source: see `import_labels`.
+        out: the table of labels, `.csv`; it is written if it is missing.
+        images: see `import_labels`.
+
+    Raises:
+        DataError: the source or the table is malformed.
+    """
+    labels = import_labels(source, images)
+    file = AnswerFile(out)
+    file.add([Answer(path, "label", name) for path, name in labels.items()])
+    table = file.read()
+    return Imported(len(labels), table.labels, table.classes)
 
 
 def import_labels(source: PathLike, images: PathLike | None = None) -> dict[str, str]:

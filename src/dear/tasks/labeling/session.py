@@ -11,50 +11,26 @@ import shlex
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.data.images import TEMPLATE, ImageSet
 from dear.data.names import readable
-from dear.data.unlabeled import open_unlabeled
-from dear.errors import DataError, InputError
+from dear.errors import InputError
 from dear.runs.class_lists import find_twins
-from dear.runs.feature_cache import FeatureCache
 from dear.tasks.labeling.answers import Answer, AnswerFile, Kind
-from dear.tasks.labeling.check import open_all
-from dear.tasks.labeling.choose import counts_of, guess, open_readable, text_features
-from dear.train.label_check import LEAST_IMAGES, out_of_sample, rank_labels
-from dear.unlabeled import UNLABELED, Forecast, choose_next, draw_rows, forecast_gain, learning_curve
-from dear.utils.files import PathLike, check_output
-from dear.utils.progress import Progress
+from dear.tasks.labeling.choose import counts_of, text_features
+from dear.tasks.labeling.learned import Learned, describe_forecast, forecast_more, learn
+from dear.unlabeled import UNLABELED
 
 BATCH = 5  #: answers after which the probe is trained again
-AHEAD = 40  #: images that are chosen at once
 GROUP = 12  #: similar images that are confirmed at once
 LEAST_CONFIDENCE = 0.5  #: of a guess that is offered in a group
 LEASE = 120.0  #: seconds for which an image that a tab shows is not shown in another
-MOST_IMAGES = 5_000  #: of a large pool that are chosen from, besides the labeled ones
-MOST_FORECAST = 1_000  #: unlabeled images that the forecast reads
-MORE = 50  #: labels whose gain is forecast
-WORTH = 0.01  #: expected gain below which more labels are hardly worth it
-
-
-@dataclass
-class _Model:
-    """What the worker computed last."""
-
-    probabilities: Tensor | None = None  #: [n, C]; None: no class is known
-    classes: tuple[str, ...] = ()  #: columns of the probabilities
-    queue: tuple[int, ...] = ()
-    suspects: tuple[tuple[int, str, float], ...] = ()  #: place, suggestion and its probability
-    forecast: Forecast | None = None
-    labels: int = 0  #: that it was trained on
-    seconds: float = 0.0  #: of the training and the choice
 
 
 @dataclass
@@ -99,7 +75,7 @@ class LabelingSession:
         self._place = {path: index for index, path in enumerate(self.paths)}
         self._lock = threading.RLock()
         self._tabs: dict[str, _Tab] = {}
-        self._model = _Model()
+        self._learned = Learned()
         self._wake, self._idle = threading.Event(), threading.Event()
         self._closed = False
         self._texts: dict[str, Tensor] = {}
@@ -147,7 +123,7 @@ class LabelingSession:
             self._write([Answer(path, kind, label if kind == "label" else "") for path in paths])
             self._tab(tab).history.append(paths)
             self._tab(tab).shown.clear()
-            if len(self.answers.labels) >= self._model.labels + BATCH or before == 0:
+            if len(self.answers.labels) >= self._learned.labels + BATCH or before == 0:
                 self._retrain()
 
     def undo(self, tab: str = "") -> int | None:
@@ -201,8 +177,8 @@ class LabelingSession:
                 "skipped": len(self.answers.skipped),
                 "suspects": len(self._suspects()),
                 "training": not self._idle.is_set(),
-                "seconds": round(self._model.seconds, 2),
-                "forecast": describe_forecast(self._model.forecast),
+                "seconds": round(self._learned.seconds, 2),
+                "forecast": describe_forecast(self._learned.forecast),
                 "command": self.command(),
                 "mode": mode,
                 "item": item,
@@ -218,7 +194,7 @@ class LabelingSession:
 
     def _one(self, tab: str, place: int | None) -> dict[str, Any] | None:
         if place is None:
-            free = (index for index in self._model.queue if self._is_free(index, tab))
+            free = (index for index in self._learned.queue if self._is_free(index, tab))
             place = next(free, None)
         if place is None:
             place = next((index for index in range(len(self.paths)) if self._is_free(index, tab)), None)
@@ -229,12 +205,12 @@ class LabelingSession:
 
     def _group(self, tab: str) -> dict[str, Any] | None:
         """Unanswered images with the same confident guess, of the class with the fewest labels first."""
-        model = self._model
-        if model.probabilities is None:
+        learned = self._learned
+        if learned.probabilities is None:
             return None
-        confidence, best = model.probabilities.max(dim=1)
+        confidence, best = learned.probabilities.max(dim=1)
         counts = counts_of(self.answers.labels, self.classes)
-        order = sorted(range(len(model.classes)), key=lambda column: counts[model.classes[column]])
+        order = sorted(range(len(learned.classes)), key=lambda column: counts[learned.classes[column]])
         for column in order:
             rows = ((best == column) & (confidence >= LEAST_CONFIDENCE)).nonzero()[:, 0]
             rows = rows[confidence[rows].argsort(descending=True, stable=True)]
@@ -245,14 +221,14 @@ class LabelingSession:
                     {"place": row, "path": self.paths[row], "confidence": round(float(confidence[row]), 3)}
                     for row in free
                 ]
-                return {"label": model.classes[column], "images": shown}
+                return {"label": learned.classes[column], "images": shown}
         return None
 
     def _suspects(self) -> list[tuple[int, str, float]]:
         labels, checked = self.answers.labels, self.answers.checked
         return [
             suspect
-            for suspect in self._model.suspects
+            for suspect in self._learned.suspects
             if self.paths[suspect[0]] not in checked
             and labels.get(self.paths[suspect[0]], suspect[1]) != suspect[1]
         ]
@@ -269,12 +245,12 @@ class LabelingSession:
         return None
 
     def _guesses(self, place: int) -> list[list[Any]]:
-        model = self._model
-        if model.probabilities is None:
+        learned = self._learned
+        if learned.probabilities is None:
             return []
-        values, columns = model.probabilities[place].topk(min(3, len(model.classes)))
+        values, columns = learned.probabilities[place].topk(min(3, len(learned.classes)))
         pairs = zip(columns.tolist(), values.tolist(), strict=True)
-        return [[model.classes[column], round(value, 3)] for column, value in pairs]
+        return [[learned.classes[column], round(value, 3)] for column, value in pairs]
 
     def _is_free(self, place: int, tab: str) -> bool:
         path, now = self.paths[place], time.monotonic()
@@ -336,118 +312,20 @@ class LabelingSession:
         """Train the probe and choose the next images."""
         began = time.monotonic()
         names, labels, texts = self._known()
-        labeled = labels != UNLABELED
-        part = torch.cat([labeled.nonzero()[:, 0], draw_rows((~labeled).nonzero()[:, 0], MOST_IMAGES)])
-        features, known = self.features[part], labels[part]
         with self._lock:
-            out = self.answers.none | self.answers.skipped
-        exclude = torch.tensor([self.paths[row] in out for row in part.tolist()])
-        count = min(AHEAD, len(part))
-        rows = choose_next(
-            features, count, labels=known if bool(labeled.any()) else None, texts=texts, exclude=exclude
-        )
-        probabilities = None
-        if texts is not None:
-            probabilities = torch.zeros(len(labels), len(names))
-            probabilities[part] = guess(features, known, texts)
-        suspects = self._find_suspects(names, labels)
+            unusable = self.answers.none | self.answers.skipped
+        exclude = torch.tensor([path in unusable for path in self.paths])
+        learned = learn(self.features, labels, names, texts, exclude)
         with self._lock:
-            model = self._model
-            model.probabilities, model.classes = probabilities, names
-            model.queue = tuple(part[rows].tolist())
-            model.suspects, model.labels = suspects, int(labeled.sum())
-            model.seconds = time.monotonic() - began
-
-    def _find_suspects(self, names: Sequence[str], labels: Tensor) -> tuple[tuple[int, str, float], ...]:
-        rows = (labels != UNLABELED).nonzero()[:, 0]
-        if len(rows) < LEAST_IMAGES:
-            return ()
-        probabilities = out_of_sample(self.features[rows], labels[rows], len(names))
-        places, best = rank_labels(probabilities, labels[rows])
-        return tuple(
-            (int(rows[place]), names[int(best[place])], float(probabilities[place, best[place]]))
-            for place in places
-        )
+            self._learned = replace(
+                learned, forecast=self._learned.forecast, seconds=time.monotonic() - began
+            )
 
     def _forecast(self) -> None:
         """Cross-validate the probe, and forecast the gain of more labels."""
         _, labels, texts = self._known()
-        labeled = labels != UNLABELED
-        if texts is None or not bool(labeled.any()):
+        forecast = forecast_more(self.features, labels, texts)
+        if forecast is None:
             return
-        rows = torch.cat([labeled.nonzero()[:, 0], draw_rows((~labeled).nonzero()[:, 0], MOST_FORECAST)])
-        curve = learning_curve(self.features[rows], labels[rows], texts)
-        forecast = forecast_gain(curve, int(labeled.sum()), MORE)
         with self._lock:
-            self._model.forecast = forecast
-
-
-def describe_forecast(forecast: Forecast | None) -> dict[str, Any] | None:
-    """Cross-validated accuracy with its interval, the expected gain, and advice; None: not known yet.
-
-    Of fewer than 20 held-out images nothing is shown: they belong to the classes that have most labels, which
-    are answered better than the others.
-
-    >>> describe_forecast(Forecast(40, 0.9, (0.8, 0.95), 0.004, (-0.06, 0.07)))["advice"]
-    'More labels are hardly worth it: 50 more are expected to bring 0 points (90 % interval -6 to 7).'
-    """
-    if forecast is None or forecast.gain is None or forecast.gain_interval is None:
-        return None
-    least, most = (f"{100 * end:.0f}" for end in forecast.gain_interval)
-    points = f"{100 * forecast.gain:.0f} points (90 % interval {least} to {most})"
-    advice = f"{MORE} more labels are expected to bring {points}."
-    if forecast.gain < WORTH:
-        advice = f"More labels are hardly worth it: {MORE} more are expected to bring {points}."
-    low, high = forecast.accuracy_interval
-    return {
-        "accuracy": round(forecast.accuracy, 4),
-        "low": round(low, 4),
-        "high": round(high, 4),
-        "images": forecast.images,
-        "gain": round(forecast.gain, 4),
-        "advice": advice,
-    }
-
-
-def start_session(
-    pool: PathLike,
-    clip: Clip,
-    out: PathLike,
-    classes: Sequence[str] = (),
-    template: str | None = None,
-    backbone: str = "",
-    progress: Progress | None = None,
-    data: PathLike | None = None,
-) -> tuple[LabelingSession, tuple[str, ...]]:
-    """A session on the images of a pool, and why some images cannot be read.
-
-    Args:
-        pool: a folder, a table with a column `path`, or a dataset.
-        clip: the backbone.
-        out: the table of labels, `.csv`.
-        classes: names to start with.
-        template: prompt with `{}`.
-        backbone: how the user names the backbone.
-        progress: called with (stage, done, total).
-        data: labels to start with, which can be checked: class folders or a table of the same images.
-
-    Raises:
-        DataError: the pool holds no readable image, or none that the data labels.
-    """
-    check_output(out)
-    listed = open_unlabeled(pool)
-    file = AnswerFile(out)
-    images, unreadable = open_readable(listed)
-    if data is not None:
-        every, splits = open_all(data)
-        keys = [every.key(index) for index in range(len(every))]
-        shown = {images.key(index) for index in range(len(images))}
-        if shown.isdisjoint(keys):
-            raise DataError(f"{data}: labels no image of {pool}; its first is {keys[0]!r}")
-        labels = (every.classes[label] for label in every.labels.tolist())
-        file.start_with(dict(zip(keys, labels, strict=True)), dict(zip(keys, splits, strict=True)))
-    features = F.normalize(FeatureCache().image_features(clip, images, progress), dim=1)
-    session = LabelingSession(
-        images, features, clip, file, classes, template or TEMPLATE, str(pool), backbone or clip.name
-    )
-    return session, unreadable
+            self._learned = replace(self._learned, forecast=forecast)

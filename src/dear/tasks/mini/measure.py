@@ -15,7 +15,8 @@ from dear.heads.discover import discover_roles
 from dear.heads.roles import RoleMap
 from dear.heads.truth import explained_variance
 from dear.images.views import normalize
-from dear.utils.files import PathLike, write_json
+from dear.tasks.load import load_backbone
+from dear.utils.files import PathLike, check_output, write_json
 from dear.world import factors as vocabulary
 
 _AT_ONCE = 256
@@ -157,3 +158,32 @@ def write_head_truth(path: PathLike, clip: Clip, layers: Sequence[int]) -> None:
         for head in range(clip.config.vision.heads)
     ]
     write_json(path, {"backbone": clip.name, "fingerprint": clip.fingerprint, "heads": heads})
+
+
+def measure_mini(
+    *,
+    backbone: PathLike | Clip = "mini",
+    number: int = 4000,
+    truth: PathLike | None = None,
+    roles: PathLike | None = None,
+    device: str = "auto",
+) -> dict[str, float]:
+    """Zero-shot accuracies of a backbone in the attribute world, on compositions that pretraining left out.
+
+    Args:
+        backbone: what `load` takes, or a loaded backbone.
+        number: images per factor.
+        truth: file to write what explains each head's variance to.
+        roles: file to write the role map to.
+        device: "auto", "cpu", "cuda", …
+    """
+    for path in (truth, roles):
+        check_output(path)
+    clip = load_backbone(backbone, device)
+    accuracies = factor_accuracies(clip, number)
+    accuracies["compositions (100-way)"] = composition_accuracy(clip)
+    if truth is not None:
+        write_head_truth(truth, clip, clip.config.vision.last_third)
+    if roles is not None:
+        mini_roles(clip).save(roles)
+    return accuracies

@@ -10,17 +10,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dear import world
+from dear.clip.checkpoint import save_hf
 from dear.clip.config import ClipConfig, TextConfig, VisionConfig
+from dear.clip.factory import pick_device
 from dear.clip.model import Clip
-from dear.errors import TrainingError
+from dear.errors import TrainingError, UsageError
 from dear.images.views import normalize
+from dear.utils.files import PathLike, check_output, write_json
 from dear.world.captions import BOT, EOT, PAD
 
 CONTEXT = 24  # no caption of the world is longer; the columns after it would be padding
@@ -83,6 +87,48 @@ def new_mini(table: world.CaptionTable) -> Clip:
     clip = Clip(MINI, name="mini", token_rows=len(known) + 1)
     assert clip.text.rows is not None
     clip.text.rows[known] = torch.arange(1, len(known) + 1)  # row 0 is shared by all other ids
+    return clip
+
+
+def pretrain_mini(
+    out: PathLike,
+    *,
+    steps: int | None = None,
+    batch: int | None = None,
+    seed: int = 1,
+    device: str = "auto",
+    report: Callable[[dict[str, float]], None] | None = None,
+) -> Clip:
+    """Train a mini and write it as a checkpoint, with its recipe and log in `pretrain.json`.
+
+    Args:
+        out: folder of the checkpoint (Hugging Face layout).
+        steps: training steps; None: those of the recipe.
+        batch: images per step; None: those of the recipe.
+        seed: of weights, images and captions.
+        device: "auto", "cpu", "cuda", …
+        report: called ten times or more, with step, loss, temperature and images per second.
+    """
+    for name, number in (("steps", steps), ("batch", batch)):
+        if number is not None and number < 1:
+            raise UsageError(f"{name} must be at least 1, got {number}")
+    check_output(out, folder=True)
+    recipe = replace(PretrainRecipe(), seed=seed)
+    if steps is not None:
+        recipe = replace(recipe, steps=steps, warmup=min(recipe.warmup, max(1, steps // 3)))
+    if batch is not None:
+        recipe = replace(recipe, batch=batch)
+    log: list[dict[str, float]] = []
+
+    def keep(line: dict[str, float]) -> None:
+        log.append(line)
+        if report is not None:
+            report({**line, "steps": recipe.steps})
+
+    every = min(100, max(1, recipe.steps // 10))
+    clip = pretrain(recipe, world.CaptionTable.build(), pick_device(device), keep, every)
+    save_hf(clip.cpu(), Path(out), torch.float16)
+    write_json(Path(out) / "pretrain.json", {"recipe": asdict(recipe), "log": log})
     return clip
 
 

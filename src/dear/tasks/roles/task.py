@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
@@ -196,3 +197,19 @@ def parse_layers(text: str) -> list[int]:
     except ValueError:
         raise UsageError(f"layers must be written as 9-12 or 9,11, got {text!r}") from None
     return result
+
+
+def role_report(roles: RoleMap) -> dict[str, Any]:
+    """A role map as plain values for JSON."""
+    heads = [
+        {
+            "layer": layer,
+            "head": head,
+            "kind": role.kind,
+            "concept": role.concept,
+            "entropy": role.entropy,
+            "phrases": role.phrases,
+        }
+        for (layer, head), role in roles
+    ]
+    return {"backbone": roles.backbone, "rule": roles.rule, "counts": roles.counts(), "heads": heads}

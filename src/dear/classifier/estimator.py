@@ -6,7 +6,6 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -17,41 +16,34 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.exceptions import NotFittedError
 
+from dear.classifier.restored import parameters_of
+from dear.classifier.training_set import Labels, split_unlabeled, training_set
 from dear.clip.factory import list_backbones, load, pick_device
 from dear.clip.model import Clip
 from dear.data.batches import Images, name_of
 from dear.data.images import (
-    TEMPLATE,
     ImageSet,
-    ListedImages,
-    main_labels,
     require_one_label,
     targets_of,
-    unlabeled_images,
 )
-from dear.data.inputs import as_images, as_indicators, check_labels, is_frame, label_names, unlabeled_indices
+from dear.data.inputs import as_images, as_indicators, check_labels
 from dear.data.open import open_data
-from dear.data.unlabeled import open_unlabeled
 from dear.errors import DataError, InputError, RunError, UsageError
 from dear.heads.roles import RoleMap
 from dear.images.names import find_images, is_image_name
 from dear.methods import METHODS
-from dear.methods.base import Method
 from dear.methods.tensors import unit
 from dear.runs.answer import NONE_OF_THESE, share_of_rejected
 from dear.runs.folder import read_config
 from dear.runs.model import Model
 from dear.runs.recipe import parse_recipe, recipe_texts
-from dear.runs.spec import Spec, plain
 from dear.tasks.adapt import adapt
 from dear.tasks.explain.explanation import Explanations
 from dear.tasks.explain.task import explainer_of
 from dear.tasks.load import is_run
 from dear.tasks.share.transfer import local_run
-from dear.train.setup.prepare import recipe_for
 from dear.utils.files import PathLike
 
-Labels = NDArray[Any]
 Parameters = ParamSpec("Parameters")
 
 
@@ -202,23 +194,8 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         Raises:
             DearError: one sentence on what is wrong with the images, labels or options.
         """
-        if unlabeled is not None and not isinstance(unlabeled, ImageSet | str | os.PathLike):
-            unlabeled = open_unlabeled(unlabeled)
-        if y is not None and not isinstance(X, ImageSet | str | os.PathLike):
-            items = as_images(X)
-            missing = [] if as_indicators(y) is not None else unlabeled_indices(y)
-            if missing and unlabeled is not None:
-                raise InputError(
-                    f"y has {len(missing)} images without a label and unlabeled is set too; use one of them"
-                )
-            if missing and len(y) != len(items):
-                raise InputError(f"{len(items)} images but {len(y)} labels; give one label per image")
-            if missing:
-                unlabeled = unlabeled_images([items[place] for place in missing])
-                labeled = sorted(set(range(len(items))) - set(missing))
-                labels = y.tolist() if hasattr(y, "tolist") else list(y)
-                X, y = [items[place] for place in labeled], [labels[place] for place in labeled]
-        images, self.classes_ = self._training_set(X, y, class_names)
+        X, y, unlabeled = split_unlabeled(X, y, unlabeled)
+        images, self.classes_ = training_set(X, y, class_names, self.template)
         if targets_of(images) is not None and self.reject is not None:
             raise UsageError(
                 f"reject must be None with several labels per image, which have thresholds, got {self.reject}"
@@ -254,42 +231,6 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         )
         self.method_ = self.run_.method
         return self
-
-    def _training_set(self, X: Any, y: Any, class_names: Any) -> tuple[ImageSet, Labels]:
-        if y is None and is_frame(X):
-            X = open_data(X, "train", template=self.template)
-        if isinstance(X, ImageSet | str | os.PathLike):
-            if y is not None or class_names is not None:
-                raise InputError("y and class_names must be None with a folder, table or image set")
-            images = X if isinstance(X, ImageSet) else open_data(X, "train", template=self.template)
-            return images, np.array(images.classes)
-        items = as_images(X)
-        if y is None:
-            raise InputError(f"y must have one label per image, got None for {len(items)} images")
-        matrix = as_indicators(y)
-        if matrix is not None:
-            return self._set_of_several(items, matrix, class_names)
-        classes, labels = np.unique(check_labels(y, len(items)), return_inverse=True)
-        names = label_names(classes.tolist(), class_names)
-        if class_names is None and all(name.lstrip("-").isdecimal() for name in names):
-            warnings.warn(
-                f"the labels are numbers, so CLIP reads {names[0]!r} instead of a name; pass names with "
-                "fit(X, y, class_names={...})",
-                stacklevel=3,
-            )
-        return ListedImages(items, torch.as_tensor(labels), names, self.template or TEMPLATE), classes
-
-    def _set_of_several(
-        self, items: tuple[Any, ...], matrix: NDArray[np.bool_], class_names: Any
-    ) -> tuple[ImageSet, Labels]:
-        """Images with an indicator matrix [n, C]; without names, classes are numbered as in scikit-learn."""
-        if len(matrix) != len(items):
-            raise InputError(f"{len(items)} images but {len(matrix)} rows of labels; give one row per image")
-        columns = list(range(matrix.shape[1]))
-        names = label_names(columns, class_names)
-        targets = torch.from_numpy(matrix)
-        images = ListedImages(items, main_labels(targets), names, self.template or TEMPLATE, targets=targets)
-        return images, np.array(columns if class_names is None else names)
 
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """Probability of each class, [n, classes], calibrated if the method is; X as in `predict`.
@@ -457,31 +398,12 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
             raise RunError(
                 f"{os.fspath(path)}: the classifier's labels do not fit its {len(method.classes)} classes"
             )
-        recipe, examples = config.recipe, list(config.examples.values())
         estimator = cls(
-            method=config.method,
             backbone=config.weights() if backbone is None else backbone,
-            shots=config.shots or None,
-            seed=config.seed,
-            recipe=restore_recipe(config, method),
-            roles=method.roles,
-            template=config.template,
-            texts=config.texts or None,
-            tree=config.tree or None,
             mode=stored.get("mode"),
-            epochs=recipe.get("epochs"),
-            batch=recipe.get("batch"),
-            lr=recipe.get("lr"),
-            options=config.options,
-            device=device,
-            without=config.without[0] if len(config.without) == 1 else config.without or None,
-            examples=examples[0] if len(config.without) == len(examples) == 1 else config.examples or None,
-            way=config.way,
-            focus=config.focus,
-            calibrate=config.calibrate,
             reject=stored.get("reject"),
-            class_weight="balanced" if config.balance else None,
-            unreadable=config.unreadable,
+            device=device,
+            **parameters_of(config, method),
         )
         estimator.method_ = method
         estimator.classes_ = np.array(labels)
@@ -520,20 +442,6 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
     def _check_fitted(self) -> None:
         if not hasattr(self, "method_"):
             raise NotFittedError("this Classifier is not fitted yet; call fit, or use Classifier.load")
-
-
-def restore_recipe(spec: Spec, method: Method) -> str | list[str] | None:
-    """The `recipe` parameter of a classifier that trains as a run was: its preset and what else was set."""
-    usual = asdict(
-        recipe_for(Spec(method=spec.method, preset=spec.preset), method, torch.zeros(1, dtype=torch.int64))
-    )
-    parameters = ("epochs", "batch", "lr", "seed")
-    changes = {
-        name: value
-        for name, value in spec.recipe.items()
-        if name not in parameters and plain(usual.get(name)) != value
-    }
-    return recipe_texts(spec.preset, changes) if changes else spec.preset
 
 
 @lru_cache(maxsize=2)

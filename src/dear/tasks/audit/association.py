@@ -1,51 +1,28 @@
-"""Is a concept a shortcut? Its association with the labels and the class names, and a model's reliance on it.
+"""The association of a concept's values with the labels of images, and what chance would give.
 
 Method page, section 4. The value of a concept in an image is the one whose words the frozen model finds
-nearest; no group labels are needed. A shortcut is suspected when the values are associated with the labels
-more closely than chance and random directions allow, the model relies on the concept, and the class names do
-not differ in it.
+nearest; no group labels are needed. The association is compared with that of shuffled labels and with that
+of random directions of the features.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dear.errors import UsageError
-from dear.heads.names import Head
 from dear.shortcuts.removal import span_basis
-from dear.tasks.audit.findings import (
-    ASSOCIATED,
-    CLASS_DEFINING,
-    EXPLAINED,
-    NOT_ASSOCIATED,
-    SHIFTS,
-    SHORTCUT,
-    SUSPECTED,
-    UNUSED,
-    ConceptFinding,
-)
 
 PERMUTATIONS = 1000
-FALSE_ALARM_RATE = 0.05  #: probability of any false association among all concepts
 MIN_ASSOCIATION = 0.10  #: normalized mutual information above that of shuffled labels
 MIN_ABOVE_RANDOM = 0.05  #: the same above that of random directions of the features
 RANDOM_DRAWS = 8
 GAP_DRAWS = 50  #: of random directions, none of which may reach the gap of a class
 MIN_CLASS_GAP = 0.90  #: share of a class's images with a value, minus that of all other images
-MIN_CLASS_NAME_RATIO = 2.0  #: variance of the class names in the concept's span, relative to a random span
-MIN_ADDED_INFO = 0.05  #: share of the labels' entropy that a concept adds to a stronger one
-MIN_REMAINING_ASSOCIATION = 0.7  #: share left after projecting out the stronger concept
-MIN_RELIANCE = 0.05  #: share of the answers that change without the concept
-#: share of the margin that depends on the concept; from one half on, the mean margin is negative where the
-#: concept speaks for another class, which held-out images with the same shortcut do not show
-MIN_MARGIN_RELIANCE = 0.5
-MIN_SHIFT = 0.05  #: share of the margin from which on scores count as shifted
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,46 +76,9 @@ class Association:
         """The association and the criterion, for people."""
         reached = self.expected + self.random_excess
         return (
-            f"normalized mutual information {self.information:.2f}; {self.required:.2f} is required, because "
-            f"random directions of the same number reach {reached:.2f} and shuffled labels "
-            f"{self.expected:.2f}"
+            f"normalized mutual information {self.information:.2f}, at least {self.required:.2f} required; "
+            f"as many random directions reach {reached:.2f}, shuffled labels {self.expected:.2f}"
         )
-
-
-@dataclass(frozen=True)
-class Reliance:
-    """How a model's answers change when a concept is removed, without training again."""
-
-    changed: float  #: share of answers that change
-    margin: float  #: mean of the true class's score minus the best other score, before
-    margin_without: float  #: the same with the concept removed
-    way: str = "words"  #: how it was removed
-
-    @property
-    def lost(self) -> float:
-        """Share of the margin that depends on the concept; 0 where the margin grows."""
-        return max(0.0, (self.margin - self.margin_without) / max(abs(self.margin), 1e-9))
-
-    @property
-    def sentence(self) -> str:
-        """The change in a few words."""
-        changed = f"without it {self.changed:.1%} of the answers change"
-        return f"{changed} and the margin falls by {self.lost:.1%}" if self.lost >= 0.005 else changed
-
-    @property
-    def strength(self) -> float:
-        """The larger of changed answers and lost margin, each relative to what is required; 1 is enough."""
-        return max(self.changed / MIN_RELIANCE, self.lost / MIN_MARGIN_RELIANCE)
-
-    @property
-    def relies(self) -> bool:
-        """Whether answers depend on the concept: some change, or half of the margin is lost without it."""
-        return self.strength >= 1
-
-    @property
-    def shifts(self) -> bool:
-        """Whether scores depend on the concept, but hardly any answer does."""
-        return not self.relies and self.lost >= MIN_SHIFT
 
 
 def mutual_information(values: Tensor, labels: Tensor, kinds: int, classes: int) -> Tensor:
@@ -210,7 +150,7 @@ def random_values(features: Tensor, kinds: int, seed: int) -> Tensor:
 def random_excess(features: Tensor, labels: Tensor, kinds: int, seed: int = 1) -> float:
     """Mean information of random directions about the labels above that of shuffled labels."""
     excesses = [
-        _excess(
+        information_excess(
             random_values(features, kinds, seed * RANDOM_DRAWS + draw), labels, None, seed, permutations=20
         )
         for draw in range(RANDOM_DRAWS)
@@ -322,157 +262,9 @@ def class_name_ratio(directions: Tensor, class_features: Tensor) -> float:
     return inside / max(total, 1e-12) / (len(basis) / rows.shape[1])
 
 
-def reliance(before: Tensor, after: Tensor, labels: Tensor, way: str = "words") -> Reliance:
-    """Reliance from scores [n, C] before and after the concept's removal."""
-    return Reliance(
-        float((before.argmax(dim=1) != after.argmax(dim=1)).double().mean()),
-        margin(before, labels),
-        margin(after, labels),
-        way,
-    )
-
-
-def margin(scores: Tensor, labels: Tensor) -> float:
-    """Mean of the true class's score minus the best other score.
-
-    >>> margin(torch.tensor([[3.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0]))
-    0.5
-    """
-    true = scores.gather(1, labels[:, None])
-    other = scores.scatter(1, labels[:, None], -math.inf).amax(dim=1, keepdim=True)
-    return float((true - other).double().mean())
-
-
-def judge(
-    association: Association,
-    reliance: Reliance | None,
-    heads: Sequence[Head] = (),
-    concepts: int = 12,
-    classes: Sequence[str] = (),
-) -> ConceptFinding:
-    """The verdict on one of `concepts` concepts of an audit, and its sentence."""
-    limit = FALSE_ALARM_RATE / concepts  # Bonferroni
-    verdict = _verdict(association, reliance, association.p_value <= limit)
-    sentence = _sentence(verdict, association, reliance, limit, classes)
-    return ConceptFinding(association, reliance, tuple(heads), verdict, sentence)
-
-
-def _verdict(association: Association, reliance: Reliance | None, certain: bool) -> str:
-    if not certain or not (association.strong or association.one_class):
-        return NOT_ASSOCIATED
-    if association.strong and association.class_name_ratio >= MIN_CLASS_NAME_RATIO:
-        return CLASS_DEFINING
-    if reliance is None:
-        return ASSOCIATED
-    if reliance.relies:
-        return SHORTCUT
-    return SHIFTS if reliance.shifts else UNUSED
-
-
-def _sentence(
-    verdict: str, association: Association, reliance: Reliance | None, limit: float, classes: Sequence[str]
-) -> str:
-    name, figures = association.name, association.figures
-    if verdict == NOT_ASSOCIATED:
-        if association.p_value <= limit:
-            return f"{name} is not counted as associated with the labels: {figures}."
-        return (
-            f"{name} is not counted as associated with the labels: normalized mutual information "
-            f"{association.information:.2f}, shuffled labels reach {association.expected:.2f} "
-            f"(p = {association.p_value:.3f}; at most {limit:.3f} is required, because several concepts are "
-            "tested)."
-        )
-    if verdict == CLASS_DEFINING:
-        return (
-            f"{name} is associated with the labels, and the class names differ in it as well "
-            f"({association.class_name_ratio:.1f} times as much as in random directions), so it is probably "
-            f"what defines the classes: {figures}."
-        )
-    if association.strong:
-        what = (
-            f"{name} is associated with the labels although the class names do not differ in it ({figures})"
-        )
-    else:
-        assert association.one_class is not None
-        label, value, gap = association.one_class
-        what = (
-            f"{name}: {association.words[value]!r} is {100 * gap:.0f} points more frequent in images of "
-            f"{classes[label] if classes else f'class {label}'} than in others, and the class name does not "
-            "imply it"
-        )
-    if reliance is None:
-        return f"{what}. A model trained on these images may rely on it."
-    if verdict == SHORTCUT:
-        return f"{what}. The model relies on it: {reliance.sentence}."
-    if verdict == SHIFTS:
-        changes = "changes no answer" if reliance.changed == 0 else "changes hardly any answer"
-        return f"{what}. It shifts scores, but {changes}: {reliance.sentence}."
-    return f"{what}. The model does not rely on it: {reliance.sentence}."
-
-
-def explain_away(
-    findings: Sequence[ConceptFinding],
-    directions: Mapping[str, Tensor],
-    features: Tensor,
-    labels: Tensor,
-    seed: int = 1,
-) -> tuple[ConceptFinding, ...]:
-    """Change the verdict on concepts that are associated with the labels only as far as a stronger one is.
-
-    The word for *animal* that is nearest to an image of a letter is associated with the label as the letter
-    is. Such a concept adds no information about the label among images with the same value of the stronger
-    concept, and loses much of its association when the stronger concept's directions are projected out. A
-    second shortcut next to the first may fail the first test (both have a value per class), but it lies in
-    other directions and passes the second: it stays suspected. `directions` are T_q of each concept, [K, E].
-    """
-    suspects = [one for one in findings if one.verdict in SUSPECTED]
-    suspects.sort(key=lambda one: -one.association.excess)
-    changed: dict[str, ConceptFinding] = {}
-    # What defines a label is shared by all its images, so other concepts may be associated through it alone.
-    strong = [one for one in findings if one.association.label and one.verdict == CLASS_DEFINING]
-    for one in suspects:
-        for other in strong:
-            added = _excess(one.association.values, labels, other.association.values, seed)
-            if added >= MIN_ADDED_INFO:
-                continue
-            remaining = _remaining_association(
-                one.association, directions[one.name], directions[other.name], features, labels, seed
-            )
-            if remaining < MIN_REMAINING_ASSOCIATION:
-                changed[one.name] = _explained(one, other.name, added, remaining)
-                break
-        else:
-            strong.append(one)
-    return tuple(changed.get(one.name, one) for one in findings)
-
-
-def _excess(
+def information_excess(
     values: Tensor, labels: Tensor, given: Tensor | None, seed: int, permutations: int = 200
 ) -> float:
     """Information of values about labels, given another concept's values, above that of shuffled labels."""
     information, shuffled = shuffled_information(values, labels, given, permutations, seed)
     return information - float(shuffled.mean())
-
-
-def _remaining_association(
-    association: Association,
-    directions: Tensor,
-    removed: Tensor,
-    features: Tensor,
-    labels: Tensor,
-    seed: int,
-) -> float:
-    """Share of a concept's association that remains without the directions of another."""
-    basis = span_basis(removed)
-    wide = features.double()
-    rest = wide - (wide - wide.mean(dim=0)) @ basis.T @ basis
-    return _excess(nearest_values(rest, directions), labels, None, seed) / max(association.excess, 1e-9)
-
-
-def _explained(one: ConceptFinding, name: str, added: float, remaining: float) -> ConceptFinding:
-    sentence = (
-        f"{one.name} is associated with the labels only as far as {name} is: among images with the same "
-        f"{name} it adds {max(added, 0.0):.2f} to the normalized information, and without the directions of "
-        f"{name} {max(remaining, 0.0):.0%} of its association remains. Remove {name} first."
-    )
-    return replace(one, verdict=EXPLAINED, sentence=sentence, explained_by=name)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from html import escape
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from scipy.stats import binomtest
 from torch import Tensor
 
 from dear.clip.model import Clip
@@ -21,11 +19,10 @@ from dear.data.texts import read_texts
 from dear.errors import DataError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
-from dear.runs.evaluate import share_interval
 from dear.runs.folder import check_folder
-from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.tasks.adapt import adapt as train
+from dear.tasks.choose.result import Candidate, Choice, listed
 from dear.train.crossval import HeldOut, Trials, classes_held_out, held_out, image_folds
 from dear.train.fit import trials_of
 from dear.train.frozen import FrozenViews, reads_features, shared_views
@@ -39,118 +36,12 @@ from dear.utils.progress import Progress, silent
 from dear.utils.text import duration
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 METHODS = ("zeroshot", "linear-probe", "tip-adapter-f", "proker", "lp-plus-plus", "dear", "mmrl")
 """The methods that are compared: those that learn from frozen features first, slow ones last."""
 FOLDS = 3
-DOUBT = 0.1  #: probability of chance above which two methods count as equally good
 WORTH = 0.01  #: accuracy that a slower method must win to be recommended
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """Results of a method in cross-validation."""
-
-    method: str
-    title: str
-    preset: str | None = None
-    trained: Tensor | None = None  #: whether the answer for each held-out image is right, bool [n]
-    new: Tensor | None = None  #: the same for images of held-out classes; None: it cannot name new classes
-    seconds: float = 0.0  #: of its cross-validation, without image features that other methods share
-    skipped: str | None = None  #: why it was not compared
-    needed: float = 0.0  #: seconds that a skipped method would take, where they could be estimated
-
-    def row(self) -> dict[str, Any]:
-        """Plain values for a table or JSON: shares of 1, with 90% confidence intervals."""
-        return {
-            "method": self.method,
-            "title": self.title,
-            "preset": self.preset,
-            "trained": _figures(self.trained),
-            "new": _figures(self.new),
-            "seconds": round(self.seconds, 1),
-            "skipped": self.skipped,
-        }
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Methods compared by cross-validation, and the recommended one; a notebook shows the leaderboard."""
-
-    candidates: tuple[Candidate, ...]
-    pick: Candidate  #: for the trained classes: the most accurate, or a faster one that is as good
-    pick_for_new: Candidate | None  #: the same for classes added later; None: not measured
-    notes: tuple[str, ...]
-    seconds: float
-    run: Model | None = None  #: the recommended method trained on all images, where that was requested
-
-    @property
-    def minutes_needed(self) -> int | None:
-        """Minutes that would be enough for the skipped methods as well; None: none was skipped."""
-        needed = sum(one.needed for one in self.candidates)
-        return None if not needed else math.ceil(1.1 * (self.seconds + needed) / 60)
-
-    @property
-    def sentence(self) -> str:
-        """The recommendation."""
-        alike = [one.title for one in self.candidates if one is not self.pick and _as_good(one, self.pick)]
-        text = f"Use {self.pick.title}."
-        if alike:
-            text += f" With this number of images it is not significantly better than {_listed(alike)}."
-        if self.pick_for_new is not None and self.pick_for_new is not self.pick:
-            text += f" Use {self.pick_for_new.title} if you will add classes later."
-        return text
-
-    def report(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "pick": self.pick.method,
-            "preset": self.pick.preset,
-            "pick_for_new_classes": None if self.pick_for_new is None else self.pick_for_new.method,
-            "recommendation": self.sentence,
-            "notes": list(self.notes),
-            "methods": [one.row() for one in self.candidates],
-            "seconds": round(self.seconds, 1),
-            "minutes_needed": self.minutes_needed,
-        }
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The leaderboard, most accurate first: accuracies with 90% confidence intervals, fractions of 1."""
-        rows = []
-        for one in self.candidates:
-            row: dict[str, Any] = {"method": one.method, "title": one.title, "preset": one.preset}
-            for column, figures in (("trained", _figures(one.trained)), ("new", _figures(one.new))):
-                for name, key in (("", "accuracy"), ("_low", "low"), ("_high", "high")):
-                    row[f"{column}{name}"] = None if figures is None else figures[key]
-            rows.append({**row, "seconds": round(one.seconds, 1), "skipped": one.skipped})
-        return sorted(rows, key=lambda row: -1.0 if row["trained"] is None else row["trained"], reverse=True)
-
-    def to_frame(self) -> pd.DataFrame:
-        """The leaderboard as a pandas table."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows())
-
-    def __repr__(self) -> str:
-        return f"<Choice: {self.sentence}>"
-
-    def _repr_html_(self) -> str:
-        cells = [
-            (
-                row["title"],
-                row["skipped"]
-                or f"{row['trained']:.1%} ({row['trained_low']:.1%} to {row['trained_high']:.1%})",
-                "" if row["new"] is None else f"{row['new']:.1%}",
-                f"{row['seconds']:.1f} s",
-            )
-            for row in self.rows()
-        ]
-        body = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells
-        )
-        head = "<tr><th>method</th><th>trained classes</th><th>new classes</th><th>time</th></tr>"
-        return f"<p>{escape(self.sentence)}</p><table>{head}{body}</table>"
 
 
 def choose(
@@ -339,15 +230,6 @@ def _right(held: HeldOut, mode: str) -> Tensor:
     return (held.logits[mode].argmax(dim=1) == held.labels)[order]
 
 
-def _figures(right: Tensor | None) -> dict[str, float | int] | None:
-    """Accuracy with its 90% confidence interval."""
-    if right is None:
-        return None
-    hits, images = int(right.sum()), len(right)
-    low, high = share_interval(hits, images)
-    return {"accuracy": hits / images, "low": low, "high": high, "images": images}
-
-
 def _best(candidates: Sequence[Candidate], column: str) -> Candidate:
     """The quickest of those as good as the most accurate: training that gains nothing is not recommended."""
     accuracy = {id(one): float(getattr(one, column).double().mean()) for one in candidates}
@@ -357,27 +239,17 @@ def _best(candidates: Sequence[Candidate], column: str) -> Candidate:
     return min(near, key=lambda one: one.seconds)
 
 
-def _as_good(one: Candidate, best: Candidate) -> bool:
-    """Whether chance explains the difference on the same images (McNemar's exact test)."""
-    if one.trained is None or best.trained is None:
-        return False
-    wins, losses = int((best.trained & ~one.trained).sum()), int((~best.trained & one.trained).sum())
-    return wins + losses == 0 or binomtest(wins, wins + losses).pvalue >= DOUBT
-
-
 def _notes(job: Job, folds: int, tried: Sequence[Candidate]) -> list[str]:
     """What the reader should know about the data."""
     images = job.images
     counts = torch.bincount(images.labels, minlength=len(images.classes))
-    notes = [
-        f"{len(images)} images of {len(images.classes)} classes; each part of {folds} was held out in turn"
-    ]
+    notes = [f"{len(images)} images of {len(images.classes)} classes, cross-validation with {folds} folds"]
     notes += [] if job.duplicates is None else duplicate_notices(job.duplicates)
     single = [name for name, count in zip(images.classes, counts.tolist(), strict=True) if count == 1]
     if single:
         notes.append(
-            f"{len(single)} classes have a single image, which is never held out: the figures say nothing "
-            f"about them ({', '.join(single[:3])}{', …' if len(single) > 3 else ''})"
+            f"{len(single)} classes have a single image, which is never held out; the accuracies do not "
+            f"cover them ({', '.join(single[:3])}{', …' if len(single) > 3 else ''})"
         )
     if len(images.classes) < 4:
         notes.append(
@@ -386,9 +258,5 @@ def _notes(job: Job, folds: int, tried: Sequence[Candidate]) -> list[str]:
         )
     untried = [one.title for one in tried if one.skipped is not None]
     if untried:
-        notes.append(f"{_listed(untried)}: skipped for lack of time; one of them may be more accurate")
+        notes.append(f"{listed(untried)}: skipped for lack of time; one of them may be more accurate")
     return notes
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

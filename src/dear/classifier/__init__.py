@@ -1,0 +1,5 @@
+"""The scikit-learn estimator: `dear.Classifier`."""
+
+from dear.classifier.estimator import Classifier
+
+__all__ = ["Classifier"]

@@ -1,0 +1,1 @@
+"""Which method suits a dataset: `dear choose`."""
