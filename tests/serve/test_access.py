@@ -334,7 +334,7 @@ def test_a_gallery_that_requests_wait_for_is_never_canceled(tmp_path):
 
     class Search:
         def __init__(self, number: int, version: int) -> None:
-            self.key = (("features", number), version)
+            self.key, self.version = ("features", number), version
 
         def job(self, pixels):
             return pixels

@@ -33,7 +33,6 @@ from dear.images.headers import read_header
 from dear.images.views import open_image, resize_crop
 from dear.runs.folder import load_run
 from dear.runs.model import Model
-from dear.serve import archive
 from dear.serve.batcher import Batcher
 from dear.serve.connection import MOST_PIPELINED
 from dear.serve.decoding import Cost, Decoder, Decoding, Upload
@@ -314,19 +313,6 @@ def test_a_long_json_list_does_not_freeze_the_event_loop(runs):
         assert max(waits, default=0) < 1.5
 
 
-SMALL = replace(QUICK.limits, header_seconds=0.7, header_bytes=4096)
-
-
-def test_silent_connections_are_closed(runs):
-    with serving(runs, replace(QUICK, limits=SMALL)) as (address, _):
-        port = int(address.rpartition(":")[2])
-        lines = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(60)]
-        assert httpx.get(f"{address}/health/live", timeout=20).status_code == 200
-        for line in lines:
-            with line:
-                assert b" 408 " in line.recv(1000)
-
-
 def test_pipelined_requests_are_bounded(runs):
     with serving(runs) as (address, _):
         port = int(address.rpartition(":")[2])
@@ -364,24 +350,9 @@ def test_bodies_in_chunks_and_upgrades_are_refused(runs):
                 assert b" 200 " not in answer
 
 
-def test_slow_and_endless_headers_are_ended(runs):
-    with serving(runs, replace(QUICK, limits=SMALL)) as (address, _):
+def test_endless_headers_are_ended(runs):
+    with serving(runs, replace(QUICK, limits=replace(QUICK.limits, header_bytes=4096))) as (address, _):
         port = int(address.rpartition(":")[2])
-        for start in (b"", b"GET /health/live HTTP/1.1\r\nX-Slow: "):
-            with socket.create_connection(("127.0.0.1", port), timeout=5) as line:
-                began = time.monotonic()
-                line.sendall(start)
-                assert b" 408 " in line.recv(1000)
-                assert time.monotonic() - began < 3
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as line:  # also of a kept connection
-            line.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n")
-            answer = b""
-            while b"}" not in answer:
-                answer += line.recv(1000)
-            assert b" 200 " in answer
-            line.sendall(b"GET /health")
-            with suppress(ConnectionError):
-                assert line.recv(1000) == b""
         sent = 0
         with socket.create_connection(("127.0.0.1", port), timeout=5) as line, suppress(OSError):
             line.sendall(b"GET /health/live HTTP/1.1\r\n")
@@ -390,8 +361,7 @@ def test_slow_and_endless_headers_are_ended(runs):
                 time.sleep(0.001)
         assert sent < 20_000_000
         for headers in ({"X-Long": "a" * 5000}, {f"x-{n}": "a" for n in range(600)}):
-            with suppress(httpx.TransportError):  # closed before it was read
-                assert httpx.get(f"{address}/health/live", headers=headers).status_code == 431
+            assert httpx.get(f"{address}/health/live", headers=headers).status_code == 431
         trailer = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
         with socket.create_connection(("127.0.0.1", port), timeout=5) as line, suppress(OSError):
             line.sendall(trailer)
@@ -526,10 +496,7 @@ def test_parallel_uploads_to_one_name_all_succeed(runs):
     assert not hidden(runs)
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_an_upload_replaces_the_run_and_a_kill_in_between_loses_nothing(runs, monkeypatch, at_once):
-    if not at_once:
-        monkeypatch.setattr(archive, "_exchanged_at_once", lambda one, other: False)
+def test_an_upload_replaces_the_run_and_a_kill_in_between_loses_nothing(runs):
     with client_of(runs, keys=KEYS) as client:
         was = ask(client, "zero")
         other = client.put("/v1/models/zero/upload", content=packed(runs / "coop"), headers=MANAGER)

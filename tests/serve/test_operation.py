@@ -109,22 +109,6 @@ def test_searches_by_different_role_maps_do_not_cancel_each_other(tmp_path):
     asyncio.run(go())
 
 
-def test_every_answer_says_where_its_time_went(runs, caplog):
-    with caplog.at_level("INFO", logger="dear.serve"), client_of(runs) as client:
-        client.post("/v1/models/probe/classify", files=[file(1)])
-        began = time.perf_counter()
-        reply = client.post("/v1/models/probe/classify", files=[file(1)], data={"top": "1"})
-        seconds = time.perf_counter() - began
-        text = client.get("/metrics").text
-    parts = (one.split(";dur=") for one in reply.headers["server-timing"].split(", "))
-    stages = {name: float(value) / 1000 for name, value in parts}
-    assert {"receive", "decode_wait", "decode", "queue", "compute"} == set(stages)
-    assert 0 < sum(stages.values()) < seconds
-    logged = [json.loads(record.message).get("stages") for record in caplog.records]
-    assert stages == pytest.approx(next(one for one in logged[1:] if one), abs=1e-3)
-    assert 'dear_stage_seconds_count{stage="compute"} 2.0' in text
-
-
 def test_a_request_that_is_cut_off_by_the_drain_limit_is_told_so():
     statuses = []
 

@@ -435,6 +435,10 @@ class Method(nn.Module):
         texts = self.prompts.texts if texts is None else texts
         return self._rebuilt(classes=classes, template=template, ids=ids, texts=texts)
 
+    def share_learned(self, source: Method) -> None:
+        """Use the learned tensors of a method of the same kind and options instead of copies of them."""
+        self.load_state_dict(source.state_dict(), assign=True)
+
     def copy_to(self, clip: Clip) -> Method:
         """A new method with copies of the learned tensors and another backbone, on any device."""
         return self._rebuilt(clip=clip)

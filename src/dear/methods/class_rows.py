@@ -28,6 +28,13 @@ class ClassRows:
         """Bytes of all tensors."""
         return sum(rows.nbytes for rows in (*self.cached.values(), self.frozen))
 
+    def select(self, classes: Sequence[str]) -> ClassRows:
+        """Copies of the rows of some classes, in their order."""
+        place_of = {name: place for place, name in enumerate(self.classes)}
+        places = [place_of[name] for name in classes]
+        cached = {key: rows[places] for key, rows in self.cached.items()}
+        return ClassRows(tuple(classes), cached, self.frozen[places])
+
     @classmethod
     def join(cls, parts: Sequence[ClassRows]) -> ClassRows:
         """The rows of several parts, one after the other."""

@@ -203,6 +203,12 @@ class DeAR(Method):
         """Names of the features in the fused logits: class token, attributes, and the heads of a focus."""
         return ("class", *self.attributes, *(("focus",) if self.focus else ()))
 
+    def share_learned(self, source: Method) -> None:
+        """Use the learned tensors and the role masks of another DeAR."""
+        super().share_learned(source)
+        assert isinstance(source, DeAR)
+        self.masks = source.masks  # about 1 MB once they are expanded
+
     # -- image tower -------------------------------------------------------------------------------
 
     @property

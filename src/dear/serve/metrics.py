@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from typing import TypeVar
 
@@ -32,13 +32,6 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self.stages = Histogram(
-            "dear_stage_seconds",
-            "Time of requests by stage.",
-            ["stage"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
         self.images = Counter("dear_images", "Images answered.", registry=registry)
         self.batch = Histogram("dear_batch_images", "Images per batch.", buckets=_SIZES, registry=registry)
         self.compute = Histogram(
@@ -59,17 +52,14 @@ class Metrics:
         )
         # `labels` checks its values at every call; these are cached.
         self._requests, self._seconds = cache(self.requests.labels), cache(self.seconds.labels)
-        self._stages = cache(self.stages.labels)
         self._answers, self._confidence = cache(self.answers.labels), cache(self.confidence.labels)
         self._models: set[str] = set()
         self._classes: set[tuple[str, str]] = set()
 
-    def observe_request(self, route: str, status: int, seconds: float, stages: Mapping[str, float]) -> None:
-        """Count one request, and the seconds of its stages."""
+    def observe_request(self, route: str, status: int, seconds: float) -> None:
+        """Count one request."""
         self._requests(route, status).inc()
         self._seconds(route).observe(seconds)
-        for name, part in stages.items():
-            self._stages(name).observe(part)
 
     def observe_batch(self, images: int, seconds: float) -> None:
         """Count one batch."""

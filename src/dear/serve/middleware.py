@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dear.serve.errors import Refused, shutting_down
 from dear.serve.metrics import Metrics
-from dear.serve.stages import collect_stages, server_timing
 from dear.serve.traffic import Traffic
 
 LOG = logging.getLogger("dear.serve")
@@ -55,8 +54,6 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message.setdefault("headers", []).append((b"x-request-id", request_id.encode()))
-                if stages:
-                    message["headers"].append((b"server-timing", server_timing(stages)))
             await send(message)
 
         async def refuse(error: Refused) -> None:
@@ -64,24 +61,23 @@ class RequestMiddleware:
                 await response_of(error, **_CLOSE)(scope, receive, respond)
 
         body = _Body(scope, headers.get(b"content-length", b""), receive, self.traffic)
-        with collect_stages() as stages:
-            try:
-                refusal = self._refusal(scope, headers)
-                if refusal is not None:
-                    await refuse(refusal)
-                else:
-                    await self.app(scope, body.receive, respond)
-            except asyncio.CancelledError:  # the drain limit is over
-                await refuse(shutting_down())
-                raise
-            except ClientDisconnect:
-                status = status or CLIENT_LEFT
-            except Exception:
-                LOG.exception(json.dumps({"request": request_id, "failed": True}))
-                await refuse(Refused(500, f"the service failed; its log names request {request_id}"))
-            finally:
-                body.release()
-                self._record(scope, status, time.perf_counter() - began, stages)
+        try:
+            refusal = self._refusal(scope, headers)
+            if refusal is not None:
+                await refuse(refusal)
+            else:
+                await self.app(scope, body.receive, respond)
+        except asyncio.CancelledError:  # the drain limit is over
+            await refuse(shutting_down())
+            raise
+        except ClientDisconnect:
+            status = status or CLIENT_LEFT
+        except Exception:
+            LOG.exception(json.dumps({"request": request_id, "failed": True}))
+            await refuse(Refused(500, f"the service failed; its log names request {request_id}"))
+        finally:
+            body.release()
+            self._record(scope, status, time.perf_counter() - began)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Refused | None:
         """Why a request is refused by its headers alone; None if it is not."""
@@ -95,9 +91,9 @@ class RequestMiddleware:
             return Refused(411, "send the body with Content-Length, not in chunks")
         return None
 
-    def _record(self, scope: Scope, status: int, seconds: float, stages: dict[str, float]) -> None:
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = self.paths.get(scope.get("endpoint"), "none")
-        self.metrics.observe_request(route, status, seconds, stages)
+        self.metrics.observe_request(route, status, seconds)
         client, state = scope.get("client"), scope["state"]
         line = {
             "request": state["request_id"],
@@ -109,8 +105,6 @@ class RequestMiddleware:
             "status": status,
             "seconds": round(seconds, 4),
         }
-        if stages:
-            line["stages"] = {name: round(part, 4) for name, part in stages.items()}
         LOG.info(msgspec.json.encode(line).decode())
 
 

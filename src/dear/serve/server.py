@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 
 from dear.serve.app import make_app
-from dear.serve.connection import bounded_protocol
+from dear.serve.connection import BoundedConnection
 from dear.serve.service import Service
 
 try:
@@ -67,7 +67,7 @@ def run_server(service: Service, host: str, port: int, **options: Any) -> None:
         make_app(service, start_decoders=True),
         host=host,
         port=port,
-        http=bounded_protocol(service.settings.limits),  # type: ignore[arg-type]
+        http=BoundedConnection,
         loop=f"{__name__}:{ServerLoop.__name__}",
         ws="none",
         log_config=None,
