@@ -76,7 +76,7 @@ def test_a_list_longer_than_the_cache_is_answered_and_leaves_the_others_cached(m
         expected = [ask(client, short), ask(client, long)]
     with client_of(made_runs, SETTINGS, keys()) as client:
         service = client.app.state.service
-        service.class_lists = ClassLists(service.batcher, most_bytes=2**18)
+        service.class_lists = ClassLists(service.batcher, most_bytes=2**17)
         assert [ask(client, short), ask(client, long)] == [pytest.approx(one, abs=1e-5) for one in expected]
         assert len(service.class_lists.lists) == 1
         key = (*_version(service, "zero"), tuple(short[1].split(",")))

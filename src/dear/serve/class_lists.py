@@ -2,8 +2,8 @@
 
 A method encodes the texts of its classes with its first answer, all at once: a thousand new names would
 occupy the device for seconds. Here the same method on some classes at a time computes the rows that the
-method on all classes caches. Rows are cached by name, so that other lists with this name find them, and a
-request that was given up is continued by the next one.
+method on all classes caches. Rows are cached by name: other lists find them, and a request continues where
+another one gave up.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dear.serve.batcher import Batcher
 from dear.serve.cache import Cache
 from dear.serve.engine import Answerer
 from dear.serve.store import Adapter
-from dear.serve.turns import Pace
+from dear.serve.turns import TURN_SECONDS, Pace
 
 FIRST_SLICE, LARGEST_SLICE = 16, 64  #: classes encoded at once, before and after their speed is known
 _LEAST = 4  # on a slow machine: fewer at once cost more
-_MOST_BYTES = 256 * 2**20  # of cached lists and rows
-_LIST_BYTES, _ROW_BYTES = 64 * 2**10, 4 * 2**10  # of a list and of a row, in addition to their tensors
+_MOST_BYTES = 128 * 2**20  # of cached lists and rows
+_LIST_BYTES, _ROW_BYTES = 32 * 2**10, 4 * 2**10  # of a list and of a row, in addition to their tensors
 ADAPTERS = "(adapters)"  #: takes turns with callers: texts of adapters that are loaded
 
 
@@ -37,7 +37,7 @@ class ClassLists:
 
     def __init__(self, batcher: Batcher[Any, Any], most_bytes: int = _MOST_BYTES) -> None:
         self._batcher = batcher
-        self.pace = Pace(least=_LEAST, first=FIRST_SLICE)  #: of texts
+        self.pace = Pace(TURN_SECONDS / 2, least=_LEAST, first=FIRST_SLICE)  #: of texts
         self._builders = ThreadPoolExecutor(1, thread_name_prefix="dear-serve-classes")
         self.lists: Cache[Answerer] = Cache(most_bytes // 2)
         self.rows: Cache[ClassRows] = Cache(most_bytes // 2)  #: of one class each
@@ -112,7 +112,4 @@ def _joined(parts: Sequence[ClassRows], classes: Sequence[str]) -> ClassRows:
 
 @torch.no_grad()
 def _encoded(method: Method) -> ClassRows:
-    """The rows that a method has cached after its answer to a blank image."""
-    side = method.clip.config.vision.image_size
-    method.all_logits(torch.zeros(1, 3, side, side, device=method.clip.device))
-    return method.class_rows()
+    return method.encode_classes()

@@ -208,8 +208,8 @@ def role_bars(model: Model, raw: Sequence[Tensor]) -> list[dict[str, Any]]:
         raise Refused(400, "with one class there is nothing to explain an answer against")
     with torch.inference_mode(False):
         bound = model.bound.bind(model.bound.clip)
-        # Texts were encoded in inference mode, from which no gradient can be taken.
-        bound.prompts.set_frozen(bound.prompts.frozen.clone())
+        if bound.prompts.cached_frozen is not None:  # in inference mode: no gradient can be taken from it
+            bound.prompts.set_frozen(bound.prompts.cached_frozen.clone())
         config = bound.clip.config
         pixels = normalize(torch.stack(list(raw)).to(bound.clip.device), config.mean, config.std)
         try:

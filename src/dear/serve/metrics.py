@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -21,34 +21,22 @@ class Metrics:
     """Counters of one service; several may live in one process."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "dear_requests", "Requests by route and status.", ["route", "status"], registry=registry
+        self.registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.requests = counter("dear_requests", "Requests by route and status.", ["route", "status"])
+        self.seconds = histogram(
+            "dear_request_seconds", "Time from request to response.", ["route"], buckets=_SECONDS
         )
-        self.seconds = Histogram(
-            "dear_request_seconds",
-            "Time from request to response.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.images = Counter("dear_images", "Images answered.", registry=registry)
-        self.batch = Histogram("dear_batch_images", "Images per batch.", buckets=_SIZES, registry=registry)
-        self.compute = Histogram(
-            "dear_batch_seconds", "Time of a batch.", buckets=_SECONDS, registry=registry
-        )
-        self.queued = Gauge("dear_queued_images", "Images waiting or being computed.", registry=registry)
-        self.adapters = Gauge("dear_adapters", "Adapters that are served.", registry=registry)
-        self.loaded = Gauge("dear_adapters_loaded", "Adapters ready on the device.", registry=registry)
-        self.answers = Counter(
-            "dear_answers", "Images by adapter and likeliest class.", ["model", "class"], registry=registry
-        )
-        self.confidence = Histogram(
-            "dear_confidence",
-            "Probability of the likeliest class.",
-            ["model"],
-            buckets=_CONFIDENCE,
-            registry=registry,
+        self.images = counter("dear_images", "Images answered.")
+        self.batch = histogram("dear_batch_images", "Images per batch.", buckets=_SIZES)
+        self.compute = histogram("dear_batch_seconds", "Time of a batch.", buckets=_SECONDS)
+        self.queued = gauge("dear_queued_images", "Images waiting or being computed.")
+        self.adapters = gauge("dear_adapters", "Adapters that are served.")
+        self.loaded = gauge("dear_adapters_loaded", "Adapters ready on the device.")
+        self.answers = counter("dear_answers", "Images by adapter and likeliest class.", ["model", "class"])
+        self.confidence = histogram(
+            "dear_confidence", "Probability of the likeliest class.", ["model"], buckets=_CONFIDENCE
         )
         # `labels` checks its values at every call; these are cached.
         self._requests, self._seconds = cache(self.requests.labels), cache(self.seconds.labels)

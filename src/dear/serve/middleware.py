@@ -60,13 +60,22 @@ class RequestMiddleware:
             if not status:
                 await response_of(error, **_CLOSE)(scope, receive, respond)
 
-        body = _Body(scope, headers.get(b"content-length", b""), receive, self.traffic)
+        length, held = headers.get(b"content-length", b"0"), 0
+
+        async def receive_body() -> Message:
+            """The next part of the body, all of whose bytes count as held until the request is answered."""
+            nonlocal held
+            if not held:
+                self.traffic.hold(scope["state"].setdefault("caller", ""), int(length))
+                held = int(length)
+            return await receive()
+
         try:
             refusal = self._refusal(scope, headers)
             if refusal is not None:
                 await refuse(refusal)
             else:
-                await self.app(scope, body.receive, respond)
+                await self.app(scope, receive_body, respond)
         except asyncio.CancelledError:  # the drain limit is over
             await refuse(shutting_down())
             raise
@@ -76,7 +85,8 @@ class RequestMiddleware:
             LOG.exception(json.dumps({"request": request_id, "failed": True}))
             await refuse(Refused(500, f"the service failed; its log names request {request_id}"))
         finally:
-            body.release()
+            if held:
+                self.traffic.hold(scope["state"]["caller"], -held)
             self._record(scope, status, time.perf_counter() - began)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Refused | None:
@@ -89,6 +99,12 @@ class RequestMiddleware:
             return Refused(400, "send the request without the header Upgrade; only HTTP/1.1 is served")
         if b"transfer-encoding" in headers:  # one byte per chunk costs a thousand times its size
             return Refused(411, "send the body with Content-Length, not in chunks")
+        length = headers.get(b"content-length", b"0")
+        limits = self.traffic.limits
+        most = limits.upload_bytes if scope["path"].endswith("/upload") else limits.body_bytes
+        if not length.isdigit() or len(length) > 15 or int(length) > most:
+            sent = length[:20].decode("latin-1")
+            return Refused(413, f"the body must have at most {most:,} bytes, got Content-Length: {sent}")
         return None
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
@@ -106,36 +122,6 @@ class RequestMiddleware:
             "seconds": round(seconds, 4),
         }
         LOG.info(msgspec.json.encode(line).decode())
-
-
-class _Body:
-    """`receive` with limits on the bytes of the body and on what all bodies hold."""
-
-    def __init__(self, scope: Scope, length: bytes, receive: Receive, traffic: Traffic) -> None:
-        self._receive, self._traffic, self._state = receive, traffic, scope["state"]
-        limits = traffic.limits
-        self._most = limits.upload_bytes if scope["path"].endswith("/upload") else limits.body_bytes
-        self._announced = int(length) if length.isdigit() and len(length) < 20 else 0
-        self._held, self._caller = 0, ""
-
-    async def receive(self) -> Message:
-        """The next event."""
-        if self._announced > self._most:
-            raise Refused(413, f"the body must have at most {self._most:,} bytes, got {self._announced:,}")
-        message = await self._receive()
-        if message["type"] == "http.request":
-            count = len(message.get("body", b""))
-            if self._held + count > self._most:
-                raise Refused(413, f"the body must have at most {self._most:,} bytes")
-            self._caller = self._caller or self._state.get("caller") or ""
-            self._traffic.hold(self._caller, count)
-            self._held += count
-        return message
-
-    def release(self) -> None:
-        """The request is answered; its bytes are no longer held."""
-        if self._held:
-            self._traffic.hold(self._caller, -self._held)
 
 
 def response_of(error: Refused, **headers: str) -> JSONResponse:
