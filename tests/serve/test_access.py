@@ -14,6 +14,7 @@ import time
 import zipfile
 from contextlib import suppress
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from serving import image_bytes
 from starlette.routing import Route
 from tiny import tiny_clip
 
+import dear
 from dear.serve.galleries import Galleries
 from dear.serve.keys import KeyEntry, KeyFile, Keys
 from dear.serve.routes import serving_routes
@@ -143,7 +145,10 @@ BODIES = {
 FIELDS = ["top", "classes", "reject", "certain", "models", "gallery", "by", "attribute", "input"]
 VALUES = ["", "-1", "nan", "1e400", "9" * 40, "½", "\x00", "\u202e", ",,", "++a", "../x", "<|endoftext|>"]
 TYPES = ["application/json", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "text/x"]
-LEAKS = re.compile(r"0x[0-9a-f]{6,}|/work|/home|/tmp|/usr|site-packages|dear\.[a-z]+\.|\.py\b|Traceback")
+SOURCE = re.escape(str(Path(dear.__file__).parents[1]))
+LEAKS = re.compile(
+    rf"{SOURCE}|0x[0-9a-f]{{6,}}|/home|/tmp|/usr|site-packages|dear\.[a-z]+\.|\.py\b|Traceback"
+)
 
 
 def hostile_requests():
