@@ -64,7 +64,7 @@ class RequestReader:
             options = msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as error:
             status = 413 if "of length <=" in str(error) else 400
-            raise Refused(status, f"the body is not valid: {error}; see /docs") from None
+            raise Refused(status, f"the body is not valid: {_reason(error)}; see /docs") from None
         except (ValueError, RecursionError) as error:
             raise Refused(400, f"the body must be valid JSON ({error})") from None
         check_options(len(options.images), options, self._limits)
@@ -129,7 +129,12 @@ def options_of_fields(fields: dict[str, list[str]], kind: type[O]) -> O:
     try:
         return msgspec.convert(values, kind, strict=False)  # numbers are texts in a form
     except msgspec.ValidationError as error:
-        raise Refused(400, f"the form is not valid: {error}; see /docs") from None
+        raise Refused(400, f"the form is not valid: {_reason(error)}; see /docs") from None
+
+
+def _reason(error: msgspec.ValidationError) -> str:
+    """A sentence of msgspec's, with the name of the field in front: top: Expected `int`, got `str`."""
+    return re.sub(r"^(.*) - at `\$\.(.*)`$", r"\2: \1", str(error))
 
 
 def _split_names(name: str, texts: list[str]) -> list[str]:

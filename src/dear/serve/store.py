@@ -117,7 +117,7 @@ class AdapterStore:
             known = name in self._problems
         if known:
             raise _cannot_be_served(name)
-        raise Refused(404, f"no adapter {name[:100]!r}")
+        raise Refused(404, f"no adapter {name[:100]!r}; /v1/models lists them")
 
     def one_of_each_kind(self, most: int) -> list[Adapter]:
         """A loaded adapter of each of the `most` most frequent kinds."""
