@@ -34,7 +34,7 @@ from dear.images.views import open_image, resize_crop
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.serve import class_lists
-from dear.serve.batcher import Batcher
+from dear.serve.batcher import TEXT_COST, Batcher
 from dear.serve.connection import MOST_PIPELINED
 from dear.serve.decoding import Cost, Decoder, Decoding, Upload
 from dear.serve.decoding.decoder import Task
@@ -612,8 +612,11 @@ def test_texts_encoded_in_slices_give_the_same_answers(shared, made_runs, name, 
     body = {"top": "43", "classes": "+" + ",".join(names)}
     reply = shared.post(f"/v1/models/{name}/classify", files=[file(3)], data=body)
     assert reply.status_code == 200, reply.text
-    assert max(costs) <= 16
-    assert 40 <= sum(costs) <= 41  # the new names; the adapter keeps the texts of its classes
+    texts = [
+        round(cost / TEXT_COST) for cost in costs if cost != 1.0
+    ]  # 1: the adapter's own, where it is loaded
+    assert max(texts) <= 16
+    assert sum(texts) == 40  # the new names; the adapter keeps the texts of its classes
     got = {one["name"]: one["probability"] for one in reply.json()["answers"][0]["classes"]}
     method = load_run(made_runs / name, tiny_clip(dtype=torch.float32))
     method = method.with_classes([*method.classes, *names])

@@ -20,7 +20,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from dear.serve.errors import Refused, shutting_down
 from dear.serve.turns import FairQueue, Pace
 
-_CREDIT = 100  # images or class texts that a caller with little use goes before others with
+TEXT_COST = 0.2  #: of an image: what encoding a text costs at most (mini: 0.1; larger backbones: less)
+_CREDIT = 32.0  # images with which a caller that used little goes first
 J = TypeVar("J")
 R = TypeVar("R")
 V = TypeVar("V")

@@ -19,7 +19,7 @@ import torch
 
 from dear.methods.base import Method
 from dear.methods.class_rows import ClassRows
-from dear.serve.batcher import Batcher
+from dear.serve.batcher import TEXT_COST, Batcher
 from dear.serve.cache import Cache
 from dear.serve.engine import Answerer
 from dear.serve.store import Adapter
@@ -78,7 +78,7 @@ class ClassLists:
         slices = [missing[start : start + size] for start in range(0, len(missing), size)]
         parts: list[ClassRows] = await asyncio.gather(
             *(self._batcher.call(partial(self._rows, method, names, version, caller), caller,
-                         1.0 if caller == ADAPTERS else len(names))
+                         1.0 if caller == ADAPTERS else TEXT_COST * len(names))
               for names in slices)
         )  # fmt: skip
         rows: ClassRows = await self.build(_joined, [*parts, *([trained] if trained else [])], method.classes)

@@ -23,7 +23,7 @@ from dear.errors import DearError, InputError
 from dear.runs.answer import Answer
 from dear.runs.ranking import Ranking
 from dear.serve.archive import install_run, recover
-from dear.serve.batcher import Batcher
+from dear.serve.batcher import TEXT_COST, Batcher
 from dear.serve.class_lists import ClassLists
 from dear.serve.decoding import Decoder, Decoding
 from dear.serve.engine import Answerer, Engine, ImageJob, role_bars
@@ -224,7 +224,7 @@ class Service:
         while start < len(texts):
             some = texts[start : start + self.class_lists.pace.pieces(_TEXTS_AT_ONCE)]
             timed = partial(self.class_lists.pace.timed, len(some), partial(self._encode_texts, some))
-            parts.append(await self.batcher.call(timed, caller, len(some)))
+            parts.append(await self.batcher.call(timed, caller, TEXT_COST * len(some)))
             start += len(some)
         return torch.cat([features for features, _ in parts]), sum(tokens for _, tokens in parts)
 
