@@ -27,6 +27,7 @@ from dear.cli import build_app
 from dear.cli.serve import _check_tls, _show_log
 from dear.errors import RunError, UsageError
 from dear.runs.folder import add_metrics
+from dear.serve import galleries
 from dear.serve.galleries import ByHeads, Galleries
 from dear.serve.metrics import Metrics
 from dear.serve.middleware import RequestMiddleware
@@ -107,6 +108,27 @@ def test_searches_by_different_role_maps_do_not_cancel_each_other(tmp_path):
             assert calls == [5, 5]  # both are cached
 
     asyncio.run(go())
+
+
+def test_a_gallery_that_a_request_gave_up_is_continued_by_the_next_one(tmp_path, monkeypatch):
+    clip, images, calls = tiny_clip(dtype=torch.float32), gallery(tmp_path), []
+    monkeypatch.setattr(galleries, "_CHUNK", 2)
+    search = ByHeads(clip, mixed_roles(seed=3))
+
+    async def compute(jobs, caller):
+        calls.append((caller, len(jobs)))
+        await asyncio.sleep(60 if len(calls) == 2 else 0)
+        width = clip.config.embed_dim + len(search.roles.layers) * clip.config.vision.width
+        return [torch.rand(width) for _ in jobs]
+
+    async def go():
+        stored = Galleries({"stored": images}, clip.config.view, compute)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stored.index("stored", search, "first"), 2)
+        await asyncio.gather(*(stored.index("stored", search, "second") for _ in range(3)))
+
+    asyncio.run(go())
+    assert calls == [("first", 2), ("first", 2), ("second", 2), ("second", 1)]  # five images
 
 
 def test_a_request_that_is_cut_off_by_the_drain_limit_is_told_so():

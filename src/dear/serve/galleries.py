@@ -161,13 +161,15 @@ class Galleries:
         if index is None or index.version != search.version:
             index = _Index(search.version)
             self._indexes.put(key, caller, index)
+        if index.similarity is not None:
+            return index.similarity
         async with index.turns.setdefault(caller, asyncio.Lock()):
             if index.similarity is None:
                 features, loop = index.features, asyncio.get_running_loop()
                 await self._compute(gallery, search, caller, features)
                 index.similarity = await loop.run_in_executor(None, search.index, torch.stack(features))
                 index.features = []
-        return index.similarity
+            return index.similarity
 
     async def _compute(self, gallery: str, search: Search, caller: str, features: list[Tensor]) -> None:
         """Compute the features of a gallery that are missing."""
