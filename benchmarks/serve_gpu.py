@@ -34,8 +34,7 @@ import msgspec
 import torch
 import uvicorn
 from fastapi import FastAPI, UploadFile
-from measure.http_client import BOUNDARY, form, load
-from measure.http_load import processor_seconds
+from measure.http_client import BOUNDARY, form, load, processor_seconds
 from measure.serving import Batching, Load, batch_seconds, jpegs, make_adapters, memory, under_load
 from measure.task import roles_of
 from PIL import Image
