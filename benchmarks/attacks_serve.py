@@ -104,7 +104,7 @@ def files(*contents: bytes) -> list[tuple[str, tuple[str, bytes]]]:
 
 
 def attacks(photo: bytes, seconds: float) -> dict[str, Attack]:
-    """The attacks of the review, by name: called with the address and the path of an adapter."""
+    """The attacks of the review by name, called with the address and the proxy, which names a gallery."""
     get = b"GET /docs HTTP/1.1\r\nHost: a\r\n\r\n"
     quotes = [
         b'--x\r\nContent-Disposition: form-data; name="files"; x="' + b";" * 4000 + b'"\r\n\r\na\r\n'
@@ -131,7 +131,9 @@ def attacks(photo: bytes, seconds: float) -> dict[str, Attack]:
             (post(a, classify, 4, files=files(photo), data={"classes": f"{time.time()}"}) for _ in range(20)),
             Counter[str](),
         ),
-        "S9 galleries": lambda a, p: post(a, "/v1/models/still/retrieve", 8, files=files(photo)),
+        "S9 galleries": lambda a, p: post(
+            a, "/v1/models/still/retrieve", 8, files=files(photo), data={"gallery": p}
+        ),
         "S10 unreadable files": lambda a, p: post(a, classify, 8, files=files(*[b"no image " * 99] * 60)),
         "S12 upgrade": lambda a, p: connections(
             a, b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
@@ -249,8 +251,8 @@ def main() -> None:
         keys = [{"key": VICTIM, "models": ["*"], "name": "victim"}, {"key": HOSTILE, "models": ["*"]}]
         (folder / "keys.json").write_text(json.dumps({"keys": keys, "management": MANAGE}))
         command = [sys.executable, "-c", "from dear.cli import main; main()", "serve", str(folder / "runs"),
-                   "--keys", str(folder / "keys.json"), "--gallery", "stored=world:vehicles",
-                   "--device", "cpu", "--port"]  # fmt: skip
+                   "--keys", str(folder / "keys.json"), "--gallery", "none=world:vehicles",
+                   "--gallery", "nginx=world:vehicles", "--device", "cpu", "--port"]  # fmt: skip
         pids: list[int] = []
         address = stack.enter_context(server(command, pids))
         fronts = {"none": address}
@@ -262,7 +264,12 @@ def main() -> None:
                 if options.only and not any(word in name for word in (*options.only, "no attack")):
                     continue
                 row = {"attack": name, "proxy": proxy}
-                row |= waits(front, photo, pids[0], lambda attack=attack, front=front: attack(front, ""))  # type: ignore[misc]
+                row |= waits(
+                    front,
+                    photo,
+                    pids[0],
+                    lambda attack=attack, front=front, proxy=proxy: attack(front, proxy),
+                )  # type: ignore[misc]
                 print(json.dumps(row), flush=True)
                 if options.csv:
                     add_rows(options.csv, [{**machine(torch.device("cpu")), **row}])

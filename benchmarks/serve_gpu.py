@@ -34,8 +34,7 @@ import msgspec
 import torch
 import uvicorn
 from fastapi import FastAPI, UploadFile
-from measure.http_client import BOUNDARY, form, load
-from measure.http_load import processor_seconds
+from measure.http_client import BOUNDARY, form, load, processor_seconds
 from measure.serving import Batching, Load, batch_seconds, jpegs, make_adapters, memory, under_load
 from measure.task import roles_of
 from PIL import Image
@@ -44,9 +43,9 @@ import dear
 from dear.methods import DeAR
 from dear.runs.model import Model
 from dear.runs.spec import Spec, plain, roles_digest
+from dear.serve import server as serving
 from dear.serve.decoding.worker import Template
 from dear.serve.engine import Answerer, Engine, ImageJob
-from dear.serve.server import run_server
 from dear.serve.service import Service
 from dear.serve.settings import ServeSettings
 from dear.tasks.speed import add_rows, machine
@@ -185,14 +184,16 @@ class Server(NamedTuple):
         urllib.request.urlopen(asked, timeout=10).read()
 
 
-def serve_dear(name: str, device: str, runs: Path, port: int) -> None:
+def serve_dear(name: str, device: str, runs: Path, port: int, switch_seconds: float | None) -> None:
     """The service, as `dear serve` starts it."""
     if device != "cpu":
         torch.set_num_threads(1)
-    run_server(Service(runs, backbone(name).to(device), ServeSettings()), "127.0.0.1", port)
+    if switch_seconds is not None:
+        serving.SWITCH_SECONDS = switch_seconds
+    serving.run_server(Service(runs, backbone(name).to(device), ServeSettings()), "127.0.0.1", port)
 
 
-def serve_plain(name: str, device: str, runs: Path, port: int) -> None:
+def serve_plain(name: str, device: str, runs: Path, port: int, _: float | None) -> None:
     """The same model in a few lines of FastAPI."""
     model, app = Model.load(runs / _NAME, backbone(name).to(device)), FastAPI()
 
@@ -267,6 +268,9 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=256, help="of the service without HTTP")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--seconds", type=float, default=60, help="for everything, imports included")
+    parser.add_argument(
+        "--switch-seconds", type=float, help="the interpreter's switch interval in the service"
+    )
     parser.add_argument("--csv", type=Path, help="add the rows to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -276,7 +280,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_run(Path(folder) / _NAME, clip, options.classes)
         servers = [
-            spawn.Process(target=serve, args=(options.backbone, options.device, Path(folder), port))
+            spawn.Process(
+                target=serve,
+                args=(options.backbone, options.device, Path(folder), port, options.switch_seconds),
+            )
             for serve, port in zip((serve_plain, serve_dear), ports.values(), strict=True)
         ]
         for server in servers:

@@ -2,6 +2,7 @@
 
     python benchmarks/serve_overhead.py                 # without HTTP, then requests of 1 and 16 images
     python benchmarks/serve_overhead.py http --images 16 --profile
+    python benchmarks/serve_overhead.py http --images 1 --instead "Starlette's forms"
 
 Rows say microseconds per request, of the whole process, of the event loop's thread and of the computing
 thread: the least of some rounds, for other programs on the machine only add to it.
@@ -30,6 +31,7 @@ from typing import Any
 
 import torch
 import uvicorn
+from fastapi import FastAPI
 from measure.http_client import form, load
 from measure.serving import jpegs, make_adapters
 from measure.task import roles_of
@@ -37,11 +39,12 @@ from serve_gpu import backbone, free_port, write_run
 from torch import Tensor
 
 from dear.clip.gpu import Recorder
-from dear.serve.app import make_app
+from dear.serve import app, forms, requests
 from dear.serve.batcher import Batcher
-from dear.serve.connection import bounded_protocol
+from dear.serve.connection import BoundedConnection
 from dear.serve.decoding import Upload
 from dear.serve.engine import Engine, ImageJob
+from dear.serve.routes import router
 from dear.serve.service import Service
 from dear.serve.settings import ServeSettings
 
@@ -49,6 +52,26 @@ try:
     import uvloop
 except ImportError:
     uvloop = None
+
+
+def starlettes_forms() -> None:
+    """Have Starlette's parser read every form."""
+    requests.parse_form = lambda *values: forms._complete(forms.parse_by_starlette(*values))
+
+
+def fastapis_routes() -> None:
+    """Have FastAPI handle the routes that it describes."""
+
+    def application(routes: list[Any], **options: Any) -> FastAPI:
+        found = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, **options)
+        found.include_router(router)
+        return found
+
+    app.Starlette = application  # type: ignore[assignment,misc]
+
+
+#: what a part of the service is replaced by with `--instead`
+INSTEAD = {"Starlette's forms": starlettes_forms, "FastAPI's routes": fastapis_routes}
 
 
 class Known(Recorder):
@@ -186,11 +209,13 @@ def http(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         log = logging.getLogger("dear.serve")
         log.handlers, log.propagate = [logging.StreamHandler(open(os.devnull, "w"))], False  # noqa: SIM115
         log.setLevel(logging.INFO)
-        gc.freeze()  # as the service does
+        if not options.no_freeze:
+            gc.freeze()  # as the service does
+        protocol = BoundedConnection if options.http == "bounded" else options.http
         port = free_port()
         config = uvicorn.Config(
-            make_app(service), port=port, http=bounded_protocol(settings.limits), ws="none", log_config=None,
-            access_log=False,
+            app.make_app(service), port=port, http=protocol, ws="none", log_config=None,
+            access_log=False, loop=options.loop,
         )  # fmt: skip
         server = uvicorn.Server(config)
         loops: list[asyncio.AbstractEventLoop] = []
@@ -243,9 +268,16 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=8000)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--instead", choices=INSTEAD, help="a library in the place of a part of the service")
+    parser.add_argument("--loop", default="auto")
+    parser.add_argument("--http", default="bounded")
+    parser.add_argument("--no-freeze", action="store_true")
+    parser.add_argument("--switch", type=float, default=0.0005)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    sys.setswitchinterval(0.0005)  # as the service does
+    sys.setswitchinterval(options.switch)  # as the service does
+    if options.instead:
+        INSTEAD[options.instead]()
     kinds = {"direct": direct, "http": http}
     chosen = kinds.values() if options.what == "all" else [kinds[options.what]]
     for row in itertools.chain.from_iterable(kind(options) for kind in chosen):

@@ -12,8 +12,8 @@ that stand for gigabytes of pixels, endless lists and headers, silent connection
 class names, damaged uploads; and decoding processes are killed. Prints one line per half minute and ends with
 status 1 after a wrong, late or lost answer, a status 500 for anybody, memory that grew by more than
 `--most-growth`, or a stop that took longer than its limit. Of a late answer it says
-where the time went, how long the server computed meanwhile, for whomever, and how long its threads waited for
-processors that other programs had. With `--first` (root) all of it goes before other programs.
+how long the server computed meanwhile, for whomever, and how long its threads waited for processors that
+other programs had. With `--first` (root) all of it goes before other programs.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Soak:
 
     def __init__(self, folder: Path, most_wait: float, seed: int = 0) -> None:
         self.most_wait = most_wait
-        #: of good requests: seconds, from when to when, where the time went, and whether the list was new
-        self.waits: list[tuple[float, float, float, str, str]] = []
+        #: of good requests: seconds, from when to when, and whether the list of classes was new
+        self.waits: list[tuple[float, float, float, str]] = []
         self.folder, self.store = folder / "runs", folder / "store"
         self.folder.mkdir()
         self.random, self.lock, self.stop = random.Random(seed), threading.Lock(), threading.Event()
@@ -165,7 +165,7 @@ class Soak:
                         self.note(f"lost: {error!r}")
                     continue
                 ended = time.monotonic()
-                self.waits.append((ended - began, began, ended, reply.headers.get("server-timing", ""), kind))
+                self.waits.append((ended - began, began, ended, kind))
                 self.judge(name, classes, place, began, reply)
 
     def judge(self, name: str, classes: tuple[str, ...], place: int, began: float, reply: Any) -> None:
@@ -264,7 +264,7 @@ def growth(megabytes: list[float]) -> float:
     return round(median(megabytes[2 * third :]) - median(megabytes[third : 2 * third] or megabytes), 1)
 
 
-def summary(waits: list[tuple[float, float, float, str, str]]) -> dict[str, float]:
+def summary(waits: list[tuple[float, float, float, str]]) -> dict[str, float]:
     """Median, 99th percentile and longest of the waits."""
     found = sorted(one[0] for one in waits) or [0.0]
     at = {"p50_s": 0.5, "p99_s": 0.99, "longest_s": 1.0}
@@ -341,13 +341,13 @@ def run(
         time.sleep(min(30, max(0.1, until - time.monotonic())))
         memory.append(resident(pid))
         new, seen = soak.waits[seen:], len(soak.waits)
-        for seconds, first, last, stages, kind in new:
+        for seconds, first, last, kind in new:
             used, others = processors.between(first, last)
             own.append(used)
             if seconds > soak.most_wait:
                 soak.note(
                     f"waited {seconds:.2f} s, in which the server computed for {used:.2f} s and its threads "
-                    f"waited {others:.2f} s for processors; {stages}"
+                    f"waited {others:.2f} s for processors; {kind} classes"
                 )
                 soak.counts["late"] += 1
                 soak.counts[f"late, {kind} classes"] += 1
@@ -356,8 +356,8 @@ def run(
         used, others = processors.between(since, time.monotonic())
         row |= {"longest_processor_s": round(max(own, default=0.0), 2)}
         row |= {"share_of_processors": round(used / max(used + others, 1e-9), 2)}
-        known = [one for one in new if "classes;" not in one[3]]  # no texts were encoded for it
-        row |= {f"known_{name}": value for name, value in summary(known).items()}
+        own_classes = [one for one in new if one[3] == "own"]
+        row |= {f"own_classes_{name}": value for name, value in summary(own_classes).items()}
         row |= {one: soak.counts[one] for one in _COUNTED} | {"wrong_late_or_lost": len(soak.wrong)}
         print(json.dumps(row), flush=True)
         if options.csv:

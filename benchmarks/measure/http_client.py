@@ -85,6 +85,18 @@ def load(
     }
 
 
+def processor_seconds(pid: int, children: bool = True) -> float:
+    """Processor time of a process and, with `children`, of those that it started and that are there."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    if not children:
+        return own
+    found = [
+        path.read_text(encoding="ascii").split() for path in Path(f"/proc/{pid}/task").glob("*/children")
+    ]
+    return own + sum(processor_seconds(int(child)) for some in found for child in some)
+
+
 def main() -> None:
     """One process of clients."""
     plan = json.loads(sys.stdin.readline())

@@ -21,7 +21,7 @@ import httpx
 import dear
 from dear.clip.checkpoint import save_hf
 from dear.heads.roles import RoleMap
-from measure.http_client import form, load
+from measure.http_client import form, load, processor_seconds
 from measure.serving import jpegs
 
 _SERVE = "from dear.cli import main; main()"
@@ -90,18 +90,6 @@ def compare(
                             "in_flight": in_flight, "images_per_s": round(middle["requests_per_s"] * each, 1),
                             **middle,
                         }  # fmt: skip
-
-
-def processor_seconds(pid: int, children: bool = True) -> float:
-    """Processor time of a process and, with `children`, of those that it started and that are there."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    if not children:
-        return own
-    found = [
-        path.read_text(encoding="ascii").split() for path in Path(f"/proc/{pid}/task").glob("*/children")
-    ]
-    return own + sum(processor_seconds(int(child)) for some in found for child in some)
 
 
 def make_runs(folder: Path, count: int, backbone: str = "mini", device: str = "cpu") -> None:

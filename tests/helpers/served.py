@@ -13,7 +13,7 @@ from clients import QUICK, wait_for
 from tiny import tiny_clip
 
 from dear.serve.app import make_app
-from dear.serve.connection import bounded_protocol
+from dear.serve.connection import BoundedConnection
 from dear.serve.keys import Keys
 from dear.serve.service import Service
 from dear.serve.settings import ServeSettings
@@ -27,7 +27,7 @@ def serving(runs: Path, settings: ServeSettings = QUICK, keys: Keys | None = Non
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     config = uvicorn.Config(
-        make_app(service), port=port, http=bounded_protocol(settings.limits), ws="none", log_config=None,
+        make_app(service), port=port, http=BoundedConnection, ws="none", log_config=None,
         timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(config)

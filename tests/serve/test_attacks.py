@@ -33,8 +33,8 @@ from dear.images.headers import read_header
 from dear.images.views import open_image, resize_crop
 from dear.runs.folder import load_run
 from dear.runs.model import Model
-from dear.serve import archive
-from dear.serve.batcher import Batcher
+from dear.serve import class_lists
+from dear.serve.batcher import TEXT_COST, Batcher
 from dear.serve.connection import MOST_PIPELINED
 from dear.serve.decoding import Cost, Decoder, Decoding, Upload
 from dear.serve.decoding.decoder import Task
@@ -314,19 +314,6 @@ def test_a_long_json_list_does_not_freeze_the_event_loop(runs):
         assert max(waits, default=0) < 1.5
 
 
-SMALL = replace(QUICK.limits, header_seconds=0.7, header_bytes=4096)
-
-
-def test_silent_connections_are_closed(runs):
-    with serving(runs, replace(QUICK, limits=SMALL)) as (address, _):
-        port = int(address.rpartition(":")[2])
-        lines = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(60)]
-        assert httpx.get(f"{address}/health/live", timeout=20).status_code == 200
-        for line in lines:
-            with line:
-                assert b" 408 " in line.recv(1000)
-
-
 def test_pipelined_requests_are_bounded(runs):
     with serving(runs) as (address, _):
         port = int(address.rpartition(":")[2])
@@ -364,24 +351,9 @@ def test_bodies_in_chunks_and_upgrades_are_refused(runs):
                 assert b" 200 " not in answer
 
 
-def test_slow_and_endless_headers_are_ended(runs):
-    with serving(runs, replace(QUICK, limits=SMALL)) as (address, _):
+def test_endless_headers_are_ended(runs):
+    with serving(runs, replace(QUICK, limits=replace(QUICK.limits, header_bytes=4096))) as (address, _):
         port = int(address.rpartition(":")[2])
-        for start in (b"", b"GET /health/live HTTP/1.1\r\nX-Slow: "):
-            with socket.create_connection(("127.0.0.1", port), timeout=5) as line:
-                began = time.monotonic()
-                line.sendall(start)
-                assert b" 408 " in line.recv(1000)
-                assert time.monotonic() - began < 3
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as line:  # also of a kept connection
-            line.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n")
-            answer = b""
-            while b"}" not in answer:
-                answer += line.recv(1000)
-            assert b" 200 " in answer
-            line.sendall(b"GET /health")
-            with suppress(ConnectionError):
-                assert line.recv(1000) == b""
         sent = 0
         with socket.create_connection(("127.0.0.1", port), timeout=5) as line, suppress(OSError):
             line.sendall(b"GET /health/live HTTP/1.1\r\n")
@@ -390,8 +362,7 @@ def test_slow_and_endless_headers_are_ended(runs):
                 time.sleep(0.001)
         assert sent < 20_000_000
         for headers in ({"X-Long": "a" * 5000}, {f"x-{n}": "a" for n in range(600)}):
-            with suppress(httpx.TransportError):  # closed before it was read
-                assert httpx.get(f"{address}/health/live", headers=headers).status_code == 431
+            assert httpx.get(f"{address}/health/live", headers=headers).status_code == 431
         trailer = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
         with socket.create_connection(("127.0.0.1", port), timeout=5) as line, suppress(OSError):
             line.sendall(trailer)
@@ -526,10 +497,7 @@ def test_parallel_uploads_to_one_name_all_succeed(runs):
     assert not hidden(runs)
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_an_upload_replaces_the_run_and_a_kill_in_between_loses_nothing(runs, monkeypatch, at_once):
-    if not at_once:
-        monkeypatch.setattr(archive, "_exchanged_at_once", lambda one, other: False)
+def test_an_upload_replaces_the_run_and_a_kill_in_between_loses_nothing(runs):
     with client_of(runs, keys=KEYS) as client:
         was = ask(client, "zero")
         other = client.put("/v1/models/zero/upload", content=packed(runs / "coop"), headers=MANAGER)
@@ -640,11 +608,15 @@ def test_texts_encoded_in_slices_give_the_same_answers(shared, made_runs, name, 
         return await call(function, caller, cost)
 
     monkeypatch.setattr(batcher, "call", noted)
+    monkeypatch.setattr(class_lists, "LARGEST_SLICE", 16)
     body = {"top": "43", "classes": "+" + ",".join(names)}
     reply = shared.post(f"/v1/models/{name}/classify", files=[file(3)], data=body)
     assert reply.status_code == 200, reply.text
-    assert max(costs) <= 16
-    assert 40 <= sum(costs) <= 41  # the new names; the adapter keeps the texts of its classes
+    texts = [
+        round(cost / TEXT_COST) for cost in costs if cost != 1.0
+    ]  # 1: the adapter's own, where it is loaded
+    assert max(texts) <= 16
+    assert sum(texts) == 40  # the new names; the adapter keeps the texts of its classes
     got = {one["name"]: one["probability"] for one in reply.json()["answers"][0]["classes"]}
     method = load_run(made_runs / name, tiny_clip(dtype=torch.float32))
     method = method.with_classes([*method.classes, *names])
@@ -822,24 +794,24 @@ def test_new_classes_are_calibrated_as_by_the_model_itself(runs):
     assert got == pytest.approx(dict(zip(model.classes, row.tolist(), strict=True)), abs=1e-5)
 
 
-def test_texts_that_a_request_has_begun_are_gone_on_with(runs):
-    names = ["+" + ",".join(f"thing number {n}" for n in range(60))]
+def test_texts_that_a_request_has_begun_are_gone_on_with(runs, monkeypatch):
+    names, encoded = [f"thing number {n}" for n in range(60)], []
     settings = replace(QUICK, limits=replace(QUICK.limits, seconds=0.5))
+    rows = class_lists._encoded
+
+    def slow(method):
+        encoded.extend(method.classes)
+        time.sleep(0.2)
+        return rows(method)
+
     with client_of(runs, settings) as client:
         wait_for(lambda: client.post("/v1/models/coop/classify", files=[file(1)]).status_code == 200)
-        batcher, call, costs = client.app.state.service.batcher, client.app.state.service.batcher.call, []
-
-        async def slow(function, caller="", cost=1.0):
-            costs.append(cost)
-            await asyncio.sleep(0.2)
-            return await call(function, caller, cost)
-
-        batcher.call = slow
-        for _ in range(8):
-            reply = client.post("/v1/models/coop/classify", files=[file(1)], data={"classes": names})
-            if reply.status_code == 200:
-                break
-        assert reply.status_code == 200, reply.text
-        texts = sum(cost for cost in costs if cost > 1)
-        assert 60 <= texts <= 4 * 60  # only the new ones, in slices of at most 16, some of them twice
-        assert max(costs) <= 16
+        monkeypatch.setattr(class_lists, "LARGEST_SLICE", 16)
+        monkeypatch.setattr(class_lists, "_encoded", slow)
+        statuses = []
+        while 200 not in statuses and len(statuses) < 8:
+            data = {"classes": "+" + ",".join(names)}
+            statuses.append(client.post("/v1/models/coop/classify", files=[file(1)], data=data).status_code)
+    assert statuses[0] == 503
+    assert statuses[-1] == 200
+    assert sorted(encoded) == sorted(names)  # each once

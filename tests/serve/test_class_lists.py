@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,13 +14,12 @@ from httpx import Response
 from serving import QUICK
 from tiny import tiny_clip
 
-from dear.methods.class_rows import ClassRows
-from dear.serve.engine import Answerer
+from dear.serve import class_lists
+from dear.serve.cache import Cache
+from dear.serve.class_lists import ClassLists
 from dear.serve.keys import KeyEntry, KeyFile, Keys
-from dear.serve.shared_cache import MOST_ABANDONED, SharedCache, Sized
 from dear.serve.store import AdapterStore
-from dear.serve.texts import prepare_texts
-from dear.serve.turns import Pace
+from dear.serve.turns import FairQueue, Pace
 
 SETTINGS = replace(QUICK, poll_seconds=60)
 KEYS = [f"the-key-of-client-{number}" for number in range(3)]
@@ -73,14 +71,17 @@ def test_under_load_every_answer_is_that_of_the_same_request_alone(made_runs):
 
 
 def test_a_list_longer_than_the_cache_is_answered_and_leaves_the_others_cached(made_runs):
-    short, long = ("zero", class_list(17), 0), ("zero", "+" + class_list(33), 0)
+    short, long = ("zero", class_list(5), 0), ("zero", "+" + class_list(500, "other"), 0)
+    with client_of(made_runs, SETTINGS, keys()) as client:
+        expected = [ask(client, short), ask(client, long)]
     with client_of(made_runs, SETTINGS, keys()) as client:
         service = client.app.state.service
-        expected = [ask(client, short), ask(client, long)]
-        service.class_lists = SharedCache(256, 30, 2**28)
+        service.class_lists = ClassLists(service.batcher, most_bytes=2**17)
         assert [ask(client, short), ask(client, long)] == [pytest.approx(one, abs=1e-5) for one in expected]
-        assert len(service.class_lists) == 1
-        assert service.class_lists.find((*_version(service, "zero"), tuple(short[1].split(",")))) is not None
+        assert len(service.class_lists.lists) == 1
+        key = (*_version(service, "zero"), tuple(short[1].split(",")))
+        assert service.class_lists.lists.find(key) is not None
+        assert len(service.class_lists.rows) < 100
 
 
 def _version(service, name: str) -> tuple[str, str]:
@@ -105,15 +106,15 @@ async def _fail(*_: object) -> None:
 def test_rows_of_other_classes_are_refused(made_runs):
     store = AdapterStore(made_runs, tiny_clip(dtype=torch.float32))
     store.refresh()
-    answerer = store.get("zero").on_classes(tuple(class_list(33).split(",")))
-    first: list[ClassRows] = []
-
-    async def repeat_first(function, cost):
-        first.append(first[0] if first else function())
-        return first[0] if len(first) == 2 else function()
-
-    with pytest.raises(RuntimeError, match="33 classes"):
-        asyncio.run(prepare_texts(answerer, repeat_first, Pace()))
+    adapter = store.get("zero")
+    method = adapter.on_classes(("one", "two")).method
+    with torch.no_grad():
+        rows = class_lists._encoded(method)
+    with pytest.raises(RuntimeError, match="3 classes"):
+        adapter.method.set_class_rows(rows)
+    with pytest.raises(KeyError, match="three"):
+        rows.select(("one", "three"))
+    assert torch.equal(rows.select(("two", "one")).frozen, rows.frozen.flip(0))
 
 
 def test_a_list_shares_what_was_learned_with_its_adapter(made_runs):
@@ -129,115 +130,69 @@ def test_a_list_shares_what_was_learned_with_its_adapter(made_runs):
 # -- the cache by itself ------------------------------------------------------------------------------
 
 
-def key(name: str, classes: int = 1) -> tuple[str, str, tuple[str, ...]]:
-    return "adapter", "1", tuple(f"{name} {number}" for number in range(classes))
+def test_a_caller_with_many_values_evicts_its_own_least_recently_used_one():
+    cache: Cache[int] = Cache(100)
+    cache.put("quiet", "quiet", 0, 30)
+    for number in range(3):
+        cache.put(number, "loud", number, 20)
+    assert cache.find(0) == 0  # used: 1 is the oldest
+    cache.put(3, "loud", 3, 20)
+    assert [cache.find(key) for key in ("quiet", 0, 1, 2, 3)] == [0, 0, None, 2, 3]
+    cache.put("long", "quiet", 1, 101)  # does not fit: nothing is evicted for it
+    assert cache.find("long") is None
+    assert len(cache) == 4
+    cache.put(0, "quiet", 10, 20)  # another caller pays from now on
+    cache.put(4, "loud", 4, 20)
+    assert [cache.find(key) for key in ("quiet", 0, 2, 3, 4)] == [0, 10, None, 3, 4]
 
 
-class Preparer:
-    """Prepares a list when it is released; counts how often it was called."""
-
-    def __init__(self, size: tuple[int, ...] = (1, 1, 1), error: Exception | None = None) -> None:
-        self.size, self.error, self.calls, self.cancelled = size, error, 0, False
-        self.released = asyncio.Event()
-        self.answerer = Answerer.__new__(Answerer)
-
-    async def __call__(self) -> Sized[Answerer]:
-        self.calls += 1
-        try:
-            await self.released.wait()
-        except asyncio.CancelledError:
-            self.cancelled = True
-            raise
-        if self.error is not None:
-            raise self.error
-        return Sized(self.answerer, self.size)
+# -- who waits for texts ------------------------------------------------------------------------------
 
 
-async def put(lists: SharedCache, name: str, classes: int = 1, size: int = 1) -> None:
-    prepare = Preparer((1, classes, size))
-    prepare.released.set()
-    assert await lists.get(key(name, classes), "a", prepare) is prepare.answerer
+def test_names_are_encoded_once_whatever_list_they_stand_in(made_runs, monkeypatch):
+    encoded: list[tuple[str, ...]] = []
+    rows = class_lists._encoded
+
+    def counted(method):
+        encoded.append(method.classes)
+        return rows(method)
+
+    monkeypatch.setattr(class_lists, "_encoded", counted)
+    first, second = class_list(40).split(","), class_list(30, "other").split(",")
+    mixed = [name for pair in zip(first, second, strict=False) for name in reversed(pair)]
+    with client_of(made_runs, SETTINGS, keys()) as client:
+        ask(client, ("coop", "+" + ",".join(first), 0))
+        encoded.clear()
+        with ThreadPoolExecutor(4) as pool:  # two keys at once: none waits for the other's turns
+            requests = [("coop", ",".join(mixed), 0)] * 4
+            answers = list(pool.map(ask, [client] * 4, requests, [KEYS[0], KEYS[1]] * 2))
+        assert sorted(name for names in encoded for name in names) == sorted(second)
+        encoded.clear()
+        ask(client, ("coop", ",".join(reversed(mixed)), 1))
+        assert not encoded
+    with client_of(made_runs, SETTINGS, keys()) as fresh:
+        alone = ask(fresh, ("coop", ",".join(mixed), 0))
+    assert answers == [pytest.approx(alone, abs=1e-5)] * 4
 
 
-@pytest.mark.parametrize(
-    "bounds", [(2, 99, 999), (9, 20, 999), (9, 99, 200)], ids=["lists", "classes", "bytes"]
-)
-def test_the_cache_is_bounded_by_lists_classes_and_bytes(bounds):
-    async def run() -> None:
-        lists = SharedCache(*bounds)
-        await put(lists, "first", 10, 100)
-        await put(lists, "second", 10, 100)
-        assert lists.find(key("first", 10)) is not None  # used last
-        await put(lists, "third", 10, 100)
-        assert [lists.find(key(name, 10)) is not None for name in ("first", "second", "third")] == [
-            True, False, True,
-        ]  # fmt: skip
-        if bounds[0] > 2:
-            await put(lists, "too long", 21, 201)
-            assert len(lists) == 2
-
-    asyncio.run(run())
+def test_a_caller_with_little_use_goes_before_those_who_use_the_device_all_the_time():
+    queue: FairQueue[str] = FairQueue(credit=40)
+    for number in range(20):
+        for name in ("a", "b"):
+            queue.put(name, 16, f"{name}{number}")
+    for _ in range(10):
+        queue.take()
+    for number in range(4):
+        queue.put("new", 16, f"new{number}")
+    served = [queue.take() for _ in range(8)]
+    assert served[:3] == ["new0", "new1", "new2"]  # what it saved up
+    assert {one[0] for one in served[3:6]} == {"a", "b", "n"}  # then all in turn
 
 
-def test_requests_of_a_caller_share_one_task_that_outlives_them():
-    async def run() -> None:
-        lists, prepare, other = SharedCache(9, 99, 999), Preparer(), Preparer()
-        first, second = (asyncio.create_task(lists.get(key("x"), "a", prepare)) for _ in range(2))
-        third = asyncio.create_task(lists.get(key("x"), "b", other))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert (prepare.calls, other.calls, lists.computing) == (1, 1, 2)
-        first.cancel()
-        await asyncio.wait([first])
-        assert first.cancelled()
-        assert not prepare.cancelled
-        second.cancel()
-        await asyncio.wait([second])
-        assert lists.computing == 2  # nobody waits, and it goes on
-        again = asyncio.create_task(lists.get(key("x"), "a", prepare))
-        await asyncio.sleep(0)
-        prepare.released.set()
-        assert await again is prepare.answerer
-        assert prepare.calls == 1
-        other.released.set()
-        assert await third is other.answerer
-        await asyncio.sleep(0)
-        assert lists.computing == 0
-
-    asyncio.run(run())
-
-
-def test_failures_reach_every_request_and_are_not_cached():
-    async def run() -> None:
-        lists, broken = SharedCache(9, 99, 999), Preparer(error=ValueError("broken"))
-        broken.released.set()
-        results = await asyncio.gather(
-            *(lists.get(key("x"), "a", broken) for _ in range(2)), return_exceptions=True
-        )
-        assert [type(one) for one in results] == [ValueError, ValueError]
-        assert broken.calls == 1
-        await asyncio.sleep(0)
-        assert (len(lists), lists.computing) == (0, 0)
-        await put(lists, "x")
-        assert len(lists) == 1
-
-    asyncio.run(run())
-
-
-def test_only_tasks_without_waiters_are_cancelled_oldest_first():
-    async def run() -> None:
-        lists, count = SharedCache(9, 99, 999), MOST_ABANDONED + 3
-        prepares = [Preparer() for _ in range(count)]
-        tasks = [asyncio.create_task(lists.get(key(str(n)), "a", one)) for n, one in enumerate(prepares)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        for task in tasks[1:]:  # the first one still waits
-            task.cancel()
-        await asyncio.wait(tasks[1:])
-        await asyncio.sleep(0)
-        cancelled = [number for number, one in enumerate(prepares) if one.cancelled]
-        assert cancelled == [1, 2]
-        prepares[0].released.set()
-        assert await tasks[0] is prepares[0].answerer
-
-    asyncio.run(run())
+def test_a_slice_of_texts_grows_when_the_device_turns_out_to_be_fast():
+    pace = Pace(turn_seconds=0.2, first=16)
+    assert pace.pieces(64) == 16
+    pace.took(16, 0.032)
+    assert pace.pieces(64) == 64
+    pace.took(64, 64.0)
+    assert pace.pieces(64) == 1

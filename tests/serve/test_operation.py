@@ -27,6 +27,7 @@ from dear.cli import build_app
 from dear.cli.serve import _check_tls, _show_log
 from dear.errors import RunError, UsageError
 from dear.runs.folder import add_metrics
+from dear.serve import galleries
 from dear.serve.galleries import ByHeads, Galleries
 from dear.serve.metrics import Metrics
 from dear.serve.middleware import RequestMiddleware
@@ -109,20 +110,25 @@ def test_searches_by_different_role_maps_do_not_cancel_each_other(tmp_path):
     asyncio.run(go())
 
 
-def test_every_answer_says_where_its_time_went(runs, caplog):
-    with caplog.at_level("INFO", logger="dear.serve"), client_of(runs) as client:
-        client.post("/v1/models/probe/classify", files=[file(1)])
-        began = time.perf_counter()
-        reply = client.post("/v1/models/probe/classify", files=[file(1)], data={"top": "1"})
-        seconds = time.perf_counter() - began
-        text = client.get("/metrics").text
-    parts = (one.split(";dur=") for one in reply.headers["server-timing"].split(", "))
-    stages = {name: float(value) / 1000 for name, value in parts}
-    assert {"receive", "decode_wait", "decode", "queue", "compute"} == set(stages)
-    assert 0 < sum(stages.values()) < seconds
-    logged = [json.loads(record.message).get("stages") for record in caplog.records]
-    assert stages == pytest.approx(next(one for one in logged[1:] if one), abs=1e-3)
-    assert 'dear_stage_seconds_count{stage="compute"} 2.0' in text
+def test_a_gallery_that_a_request_gave_up_is_continued_by_the_next_one(tmp_path, monkeypatch):
+    clip, images, calls = tiny_clip(dtype=torch.float32), gallery(tmp_path), []
+    monkeypatch.setattr(galleries, "_CHUNK", 2)
+    search = ByHeads(clip, mixed_roles(seed=3))
+
+    async def compute(jobs, caller):
+        calls.append((caller, len(jobs)))
+        await asyncio.sleep(60 if len(calls) == 2 else 0)
+        width = clip.config.embed_dim + len(search.roles.layers) * clip.config.vision.width
+        return [torch.rand(width) for _ in jobs]
+
+    async def go():
+        stored = Galleries({"stored": images}, clip.config.view, compute)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stored.index("stored", search, "first"), 2)
+        await asyncio.gather(*(stored.index("stored", search, "second") for _ in range(3)))
+
+    asyncio.run(go())
+    assert calls == [("first", 2), ("first", 2), ("second", 2), ("second", 1)]  # five images
 
 
 def test_a_request_that_is_cut_off_by_the_drain_limit_is_told_so():

@@ -119,14 +119,14 @@ def test_json_other_classes_and_embeddings(shared):
         (413, "is 6", {"files": [file(s) for s in range(7)]}),
         (413, "bytes", {"files": [("files", ("big.png", bytes(300_000)))]}),
         (400, "'photo'", {"files": [("photo", ("a.png", image_bytes(1)))]}),
-        (400, "$.top", {"files": [file(1)], "data": {"top": "many"}}),
-        (400, "$.top", {"files": [file(1)], "data": {"top": "0"}}),
+        (400, "top:", {"files": [file(1)], "data": {"top": "many"}}),
+        (400, "top:", {"files": [file(1)], "data": {"top": "0"}}),
         (400, "'colour'", {"files": [file(1)], "data": {"colour": "red"}}),
         (400, "named twice", {"files": [file(1)], "data": {"classes": "cat, cat"}}),
         (400, "'red'", {"files": [file(1)], "data": {"classes": "cat, +Red"}}),
         (400, "after the +", {"files": [file(1)], "data": {"classes": "cat, +"}}),
-        (400, "$.reject", {"files": [file(1)], "data": {"reject": "maybe"}}),
-        (400, "$.reject", {"files": [file(1)], "data": {"reject": "0.5"}}),
+        (400, "reject:", {"files": [file(1)], "data": {"reject": "maybe"}}),
+        (400, "reject:", {"files": [file(1)], "data": {"reject": "0.5"}}),
         (415, "multipart/form-data", {"content": b"abc"}),
         (400, "not valid base64", {"json": {"images": ["%%%"]}}),
         (400, "JSON", {"content": b'{"top": NaN}', "headers": {"content-type": "application/json"}}),
@@ -278,7 +278,6 @@ def test_logs_name_the_request_and_no_content(runs, caplog):
     assert line == {
         "request": "abc-1", "client": "testclient", "key": None, "method": "POST",
         "route": "/v1/models/{name}/classify", "model": "zero", "status": 200, "seconds": line["seconds"],
-        "stages": line["stages"],
     }  # fmt: skip
 
 

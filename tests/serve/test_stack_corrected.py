@@ -121,7 +121,8 @@ def test_frozen_features_beside_the_logits_take_no_second_pass(run, monkeypatch)
     monkeypatch.setattr(
         type(clips[0].visual), "embed", lambda tower, given: seen.append(len(given)) or embed(tower, given)
     )
-    found, more = mixed_batch.logits_and_features(methods, pixels, wanted, run=run)
+    members = [mixed_batch.Member(method) for method in methods]
+    found, more = mixed_batch.logits_and_features(members, pixels, wanted, run=run)
     assert sum(seen) == len(methods)
     assert set(more) == wanted
     for one, own in zip(found, logits, strict=True):

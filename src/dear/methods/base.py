@@ -435,6 +435,10 @@ class Method(nn.Module):
         texts = self.prompts.texts if texts is None else texts
         return self._rebuilt(classes=classes, template=template, ids=ids, texts=texts)
 
+    def share_learned(self, source: Method) -> None:
+        """Use the learned tensors of a method of the same kind and options instead of copies of them."""
+        self.load_state_dict(source.state_dict(), assign=True)
+
     def copy_to(self, clip: Clip) -> Method:
         """A new method with copies of the learned tensors and another backbone, on any device."""
         return self._rebuilt(clip=clip)
@@ -492,11 +496,17 @@ class Method(nn.Module):
         """Use the current cached tensors from now on, so that a traced graph contains them as constants."""
         self._fixed = {key: value.detach().clone() for key, (_, value) in self._cache.items()}
 
+    def encode_classes(self) -> ClassRows:
+        """Encode the texts of the classes, so that the next prediction encodes none."""
+        side = self.clip.config.vision.image_size
+        self.all_logits(torch.zeros(1, 3, side, side, device=self.clip.device))
+        return self.class_rows()
+
     def class_rows(self) -> ClassRows:
-        """The cached tensors with a row per class, for `set_class_rows`."""
+        """The tensors with a row per class that are cached, for `set_class_rows`."""
         count = len(self.classes)
         cached = {key: rows for key, (_, rows) in self._cache.items() if len(rows) == count}
-        return ClassRows(self.classes, cached, self.prompts.frozen)
+        return ClassRows(self.classes, cached, self.prompts.cached_frozen)
 
     def set_class_rows(self, rows: ClassRows) -> None:
         """Cache rows that were computed elsewhere, so that the next prediction encodes no text.
@@ -510,7 +520,8 @@ class Method(nn.Module):
                 f"{len(rows.classes)} rows of other classes or in another order"
             )
         stamp = self.stamp()
-        self.prompts.set_frozen(rows.frozen)
+        if rows.frozen is not None:
+            self.prompts.set_frozen(rows.frozen)
         self._cache.update({key: (stamp, value) for key, value in rows.cached.items()})
 
     def stamp(self) -> tuple[tuple[int, int], ...]:

@@ -43,6 +43,7 @@ from dear.heads.concept_words import find_attribute
 from dear.heads.names import CONCEPTS
 from dear.heads.roles import RoleMap
 from dear.methods.base import Method
+from dear.methods.class_rows import ClassRows
 from dear.methods.dear_config import PRESETS, DeARConfig
 from dear.methods.directions import (
     Directions,
@@ -202,6 +203,12 @@ class DeAR(Method):
     def voters(self) -> tuple[str, ...]:
         """Names of the features in the fused logits: class token, attributes, and the heads of a focus."""
         return ("class", *self.attributes, *(("focus",) if self.focus else ()))
+
+    def share_learned(self, source: Method) -> None:
+        """Use the learned tensors and the role masks of another DeAR."""
+        super().share_learned(source)
+        assert isinstance(source, DeAR)
+        self.masks = source.masks  # about 1 MB once they are expanded
 
     # -- image tower -------------------------------------------------------------------------------
 
@@ -371,6 +378,11 @@ class DeAR(Method):
         """`class_weights` of the current texts [C, E]."""
         texts = self.cached("texts", self.texts)
         return self.cached("weights", lambda: self.class_weights(texts)) if self.uses_directions else texts
+
+    def encode_classes(self) -> ClassRows:
+        """Encode the texts of the classes; no image is needed for it."""
+        self.cached_weights()
+        return self.class_rows()
 
     def trained_columns(self) -> Tensor:
         """Whether each class was trained, bool [C]."""

@@ -106,6 +106,11 @@ class ClassPrompts:
                 self._frozen = frozen
         return self._frozen
 
+    @property
+    def cached_frozen(self) -> Tensor | None:
+        """`frozen` if it was computed."""
+        return self._frozen
+
     def add_text_shift(self, features: Tensor, chosen: Tensor | None = None) -> Tensor:
         """Learned features [..., C, E] of the prompts plus what several texts change in the frozen feature.
 

@@ -124,11 +124,10 @@ def check_certain(certain: float | None, tree: Tree | None) -> float:
     Raises:
         UsageError: it is out of bounds, or there is no tree.
     """
-    if certain is not None and (tree is None or not 0.5 <= certain <= 1):
-        raise UsageError(
-            f"certain must be from 0.5 to 1, for a run with a tree of classes, got {certain}"
-            + ("; this run has none" if tree is None else "")
-        )
+    if certain is not None and tree is None:
+        raise UsageError("certain needs a run with a tree of classes, and this run has none; leave it out")
+    if certain is not None and not 0.5 <= certain <= 1:
+        raise UsageError(f"certain must be from 0.5 to 1, got {certain}")
     return CERTAIN if certain is None else certain
 
 

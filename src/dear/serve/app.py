@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from html import escape
 from typing import Any
 
 import anyio
@@ -16,13 +17,21 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from dear.errors import DearError
-from dear.serve.docs_page import docs_page
 from dear.serve.errors import Refused
 from dear.serve.middleware import LOG, RequestMiddleware, response_of
 from dear.serve.routes import openapi_schema, serving_routes
 from dear.serve.service import Service
 
 _CLOSE_SECONDS = 2.0  # for what remains when the server has answered or given up all requests
+_DOCS_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>dear serve</title><style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+code { background: #8882; padding: .1em .3em } td { padding: .2rem 1rem .2rem 0; vertical-align: top }
+</style><h1>dear serve</h1>
+<p>The same description for programs: <a href="openapi.json">openapi.json</a>.
+Images come as multipart field <code>files</code> or as JSON, <code>{"images": ["base64"]}</code>;
+a refusal is a status and <code>{"error": {"message": "one sentence"}}</code>.</p>
+<p><code>curl -F files=@photo.jpg -F top=3 http://HOST/v1/models/NAME/classify</code></p>
+<table>"""
 
 
 def make_app(service: Service, start_decoders: bool = False) -> Starlette:
@@ -38,7 +47,9 @@ def make_app(service: Service, start_decoders: bool = False) -> Starlette:
         yield
         await anyio.to_thread.run_sync(service.close, _CLOSE_SECONDS)
 
-    handlers: dict[Any, Any] = {Refused: _refused, DearError: _failed, HTTPException: _http_error}
+    handlers: dict[Any, Any] = {
+        Refused: _refused, DearError: _failed, HTTPException: _http_error, TimeoutError: _late
+    }  # fmt: skip
     app = Starlette(routes=serving_routes(), lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False
     schema = openapi_schema()
@@ -51,6 +62,11 @@ def make_app(service: Service, start_decoders: bool = False) -> Starlette:
 
 async def _refused(request: Request, error: Refused) -> JSONResponse:
     return response_of(error)
+
+
+async def _late(request: Request, error: TimeoutError) -> JSONResponse:
+    seconds = request.app.state.service.settings.limits.seconds
+    return response_of(Refused(503, f"no answer within {seconds:g} seconds; try again", retry_after=1))
 
 
 async def _failed(request: Request, error: DearError) -> JSONResponse:
@@ -68,3 +84,17 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
         405: f"{path!r} does not accept {request.method}; see /docs",
     }
     return response_of(Refused(status, sentences.get(status, str(error.detail))), **(error.headers or {}))
+
+
+def docs_page(openapi: dict[str, Any]) -> str:
+    """The page at /docs: HTML of an OpenAPI description, without a script or anything from elsewhere."""
+    rows, schemas = [], openapi["components"]["schemas"]
+    for path, methods in openapi["paths"].items():
+        for method, what in methods.items():
+            content = what.get("requestBody", {}).get("content", {})
+            form = content.get("multipart/form-data", {}).get("schema", {}).get("$ref", "")
+            form = schemas.get(form.rpartition("/")[2], {}).get("properties", {})
+            fields = ", ".join(f"<code>{escape(name)}</code>" for name in form)
+            address = f"<code>{escape(method.upper())} {escape(path)}</code>"
+            rows.append(f"<tr><td>{address}<td>{escape(what.get('description', ''))}<br>{fields}")
+    return _DOCS_HEAD + "\n".join(rows) + "</table></html>"

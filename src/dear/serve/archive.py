@@ -1,13 +1,12 @@
 """An uploaded run: a zip archive of a run folder, checked before anything of it is used.
 
 A run gets a name only after it was unpacked, loaded and has answered an image; until then the run that has
-the name stays. The two are exchanged in one step if the system can; a service that was killed in the middle
-restores the folder when it starts (`recover`). Only files of a run are ever replaced.
+the name stays. A service that was killed while it exchanged the two restores the folder when it starts
+(`recover`). Only files of a run are ever replaced.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import io
 import os
@@ -138,11 +137,9 @@ def _alone(folder: Path, seconds: float = 60.0) -> Iterator[None]:
 
 
 def _exchange(fresh: Path, place: Path) -> None:
-    """Give a folder a name; what had it gets the folder's name, or is deleted."""
+    """Give a folder a name; the folder that had it is deleted."""
     if not place.exists():
         os.rename(fresh, place)
-        return
-    if _exchanged_at_once(fresh, place):
         return
     old = fresh.with_name(fresh.name + ".old")
     os.rename(place, old)
@@ -152,20 +149,6 @@ def _exchange(fresh: Path, place: Path) -> None:
         os.rename(old, place)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _exchanged_at_once(one: Path, other: Path) -> bool:
-    """Exchange two names by Linux's renameat2; False if the system has none."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, TypeError, AttributeError):
-        return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
-        return True
-    if ctypes.get_errno() in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
-        return False
-    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def recover(folder: Path) -> None:

@@ -18,9 +18,10 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from dear.serve.errors import Refused, shutting_down
-from dear.serve.stages import add_split
 from dear.serve.turns import FairQueue, Pace
 
+TEXT_COST = 0.2  #: of an image: what encoding a text costs at most (mini: 0.1; larger backbones: less)
+_CREDIT = 32.0  # images with which a caller that used little goes first
 J = TypeVar("J")
 R = TypeVar("R")
 V = TypeVar("V")
@@ -34,7 +35,6 @@ class _Request:
         self.future: asyncio.Future[list[Any]] = self.loop.create_future()
         self._results: list[Any] = [None] * count
         self._missing = count
-        self.began: float | None = None  #: when the first job was computed
 
     def set(self, number: int, result: Any) -> None:
         """Note a result, or the exception in its place."""
@@ -107,7 +107,7 @@ class Batcher(Generic[J, R]):
         self._most_per_caller = most_queued if most_per_caller is None else most_per_caller
         self._observe = observe
         self._pace = Pace()
-        self._queue: FairQueue[_Waiting] = FairQueue()
+        self._queue: FairQueue[_Waiting] = FairQueue(_CREDIT)
         self._held: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._closed = False
@@ -131,13 +131,13 @@ class Batcher(Generic[J, R]):
             return []
         request, now = _Request(len(jobs)), time.monotonic()
         self._put([_Waiting(caller, now, request, n, job) for n, job in enumerate(jobs)], caller, cost)
-        return await _staged(request)
+        return await request.future
 
     async def call(self, function: Callable[[], V], caller: str = "", cost: float = 1.0) -> V:
         """Call a function in the computing thread when it is the caller's turn."""
         request = _Request(1)
         self._put([_Waiting(caller, time.monotonic(), request, 0, function=function)], caller, cost)
-        result: V = (await _staged(request))[0]
+        result: V = (await request.future)[0]
         return result
 
     def _put(self, waiting: list[_Waiting], caller: str, cost: float) -> None:
@@ -217,8 +217,6 @@ class Batcher(Generic[J, R]):
         """Compute a batch, or have the device begin with it."""
         live = [one for one in batch if not one.request.future.done()]
         started = _Started(batch, live, time.perf_counter())
-        for one in live:
-            one.request.began = one.request.began or started.since
         if live and not _is_job(live[0]):
             started.call(lambda: [live[0].function()])
         elif live:
@@ -240,15 +238,6 @@ class Batcher(Generic[J, R]):
             self._held = +self._held
         if self._observe is not None and images:
             self._observe(len(live), time.perf_counter() - started.since)
-
-
-async def _staged(request: _Request) -> list[Any]:
-    """The results of a request; how long it waited and was computed is noted."""
-    since = time.perf_counter()
-    try:
-        return await request.future
-    finally:
-        add_split("queue", "compute", since, request.began)
 
 
 def _deliver(answers: Sequence[tuple[_Waiting, Any]]) -> None:

@@ -9,40 +9,42 @@ batched product.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dear.clip.correction import AppliedCorrection
 from dear.clip.gpu import Runner
-from dear.clip.sharing import tensor_stamp
 from dear.methods.dear import DeAR, ImageSides, Learned
 from dear.methods.frozen import Frozen
 
 
 def stack_key(model: DeAR) -> Hashable:
-    """Everything that adapters must agree on to be computed in one pass; cached, for it never changes."""
-    cached: Hashable = model.__dict__.get("_stack_key")
-    if cached is None:
-        config = model.config
-        shapes = tuple(None if part is None else (part.shape, part.dtype) for part in model.learned)
-        masks = tuple(
-            (layer, mask.visible.shape, mask.visible.numpy(force=True).tobytes())
-            for layer, mask in model.masks.items()
-        )
-        cached = (
-            "dear", model.first, model.entry, len(model.attributes), shapes, masks, config.beta,
-            config.token_start, config.focus_share, config.center,
-        )  # fmt: skip
-        model.__dict__["_stack_key"] = cached
-    return cached
+    """Everything that adapters must agree on to be computed in one pass."""
+    config = model.config
+    shapes = tuple(None if part is None else (part.shape, part.dtype) for part in model.learned)
+    masks = tuple(
+        (layer, mask.visible.shape, mask.visible.numpy(force=True).tobytes())
+        for layer, mask in model.masks.items()
+    )
+    return (
+        "dear", model.first, model.entry, len(model.attributes), shapes, masks, config.beta,
+        config.token_start, config.focus_share, config.center,
+    )  # fmt: skip
 
 
-def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runner) -> list[Tensor]:
-    """Logits [C_i] of each image under its own adapter, of `models` [B] with equal `stack_key`.
+def stacked_logits(
+    models: Sequence[DeAR], key: Hashable, weights: Sequence[Tensor], frozen: Frozen, mode: str, run: Runner
+) -> list[Tensor]:
+    """Logits [C_i] of each image under its own adapter.
 
-    `frozen` is `DeAR.inference_stage` of the images; `run` runs the rest of the tower.
+    Args:
+        models: the adapter of each image, [B], all with the same `stack_key`.
+        key: their `stack_key`.
+        weights: `DeAR.cached_weights` [C_i, E] of each.
+        frozen: `DeAR.inference_stage` of the images.
+        mode: way to predict.
+        run: runs the rest of the tower.
     """
     first = models[0]
     correction = _stack_corrections(models)
@@ -55,9 +57,8 @@ def stacked_logits(models: Sequence[DeAR], frozen: Frozen, mode: str, run: Runne
         return first.image_sides(stage, adapters, applied)
 
     visual = first.clip.visual
-    key = ("dear", id(first.clip.plain), visual.positions.data_ptr(), heads, stack_key(first))
-    images = run(key, sides, *frozen, *_stack(models), *maps).of(mode)  # [B, E]
-    weights = [_class_weights(model) for model in models]
+    recording = ("dear", id(first.clip.plain), visual.positions.data_ptr(), heads, key)
+    images = run(recording, sides, *frozen, *_stack(models), *maps).of(mode)  # [B, E]
     logits = first.clip.logit_scale * _products(_padded(weights), images)  # [B, C]
     rows = [row[: len(classes)] for row, classes in zip(logits.unbind(), weights, strict=True)]
     for place, model in enumerate(models):
@@ -87,16 +88,6 @@ def _stack_corrections(models: Sequence[DeAR]) -> AppliedCorrection | None:
     else:
         parts = [torch.stack(column) for column in columns]
     return AppliedCorrection(heads[0], *(part if part.ndim == 3 else part[:, None] for part in parts))
-
-
-def _class_weights(model: DeAR) -> Tensor:
-    """Class weights [C, E] while what they come from stays the same; `Method.cached` costs more per image."""
-    sources = [model.text_tokens, *((model.log_direction_weight,) if model.uses_directions else ())]
-    stamp = (model.prompts, *tensor_stamp(sources))
-    cached: tuple[Any, Tensor] | None = model.__dict__.get("_stack_weights")
-    if cached is None or cached[0] != stamp:
-        cached = model.__dict__["_stack_weights"] = (stamp, model.cached_weights())
-    return cached[1]
 
 
 def _products(texts: Tensor, images: Tensor) -> Tensor:

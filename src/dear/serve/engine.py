@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from dear.clip.gpu import Recorder
 from dear.clip.model import Clip
 from dear.clip.variant import matrix_dtype
+from dear.errors import DearError
 from dear.heads.contributions import head_outputs
 from dear.images.views import normalize
 from dear.methods.base import Method
@@ -21,6 +22,8 @@ from dear.runs.answer import Answer
 from dear.runs.model import Model
 from dear.runs.ranking import Ranking
 from dear.serve import mixed_batch
+from dear.serve.errors import Refused
+from dear.tasks.explain.explainer import Explainer
 
 _MOST_RANKINGS = 4  # of an answerer that are cached
 
@@ -30,6 +33,7 @@ class Answerer:
 
     def __init__(self, model: Model) -> None:
         self.model, self.method = model, model.bound
+        self.member = mixed_batch.Member(self.method)
         self.rankings: dict[tuple[int, float | None, float | None], Ranking] = {}  #: by the options
 
     def ranking(self, top: int = 5, reject: float | None = None, certain: float | None = None) -> Ranking:
@@ -114,7 +118,7 @@ class Engine:
         rankings = [jobs[row].ranking for row, _ in adapted]
         near = [place for place, one in enumerate(rankings) if one is not None and one.needs_nearness]
         logits, frozen = mixed_batch.logits_and_features(
-            [answerer.method for _, answerer in adapted], part, near, run=self.run
+            [answerer.member for _, answerer in adapted], part, near, run=self.run
         )
         on_cpu = _to_cpu(logits)
         nearness = {
@@ -196,3 +200,23 @@ def _to_cpu(rows: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
         return list(host.split(sizes))
 
     return wait
+
+
+def role_bars(model: Model, raw: Sequence[Tensor]) -> list[dict[str, Any]]:
+    """Answer, runner-up, and the score as a sum over roles, of images uint8 [3, S, S]."""
+    if len(model.classes) < 2:
+        raise Refused(400, "with one class there is nothing to explain an answer against")
+    with torch.inference_mode(False):
+        bound = model.bound.bind(model.bound.clip)
+        if bound.prompts.cached_frozen is not None:  # in inference mode: no gradient can be taken from it
+            bound.prompts.set_frozen(bound.prompts.cached_frozen.clone())
+        config = bound.clip.config
+        pixels = normalize(torch.stack(list(raw)).to(bound.clip.device), config.mean, config.std)
+        try:
+            results = Explainer(Model(bound, model.calibration)).bars(pixels)
+        except DearError as error:
+            raise Refused(400, str(error)) from None
+    return [
+        {"answer": answer, "against": other, "bars": [bar.facts() for bar in bars]}
+        for answer, other, bars in results
+    ]

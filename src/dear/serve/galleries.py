@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,10 +19,9 @@ from dear.heads.neighbors import HeadIndex
 from dear.heads.roles import RoleMap
 from dear.images.views import Size
 from dear.methods.dear import DeAR
+from dear.serve.cache import Cache
 from dear.serve.engine import ImageJob
 from dear.serve.errors import Refused
-from dear.serve.shared_cache import SharedCache, Sized
-from dear.serve.stages import collect_stages
 from dear.serve.store import Adapter
 
 WAYS = ("features", "heads")
@@ -44,14 +42,15 @@ class Match:
 class ByFeatures:
     """By an adapter's features per attribute (DeAR), else by the image feature of its backbone.
 
-    `names` are those of the spaces. `key` has the adapter and its version: of two versions the newer is
-    cached.
+    `names` are those of the spaces; `key` and `version` distinguish what is cached: of two versions of a key
+    the last that was requested.
     """
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter, self.method = adapter, adapter.method
         self.names = self.method.attributes if isinstance(self.method, DeAR) else ("image",)
-        self.key: tuple[Hashable, Hashable] = (("features", adapter.card.name), adapter.card.version)
+        self.key: Hashable = ("features", adapter.card.name)
+        self.version = adapter.card.version
 
     def space(self, attribute: str) -> str:
         """The name of a space, in any case of its letters."""
@@ -79,7 +78,8 @@ class ByHeads:
         self.clip, self.roles = clip, roles
         spaces = attribute_heads(roles)
         self.names = tuple(spaces)
-        self.key: tuple[Hashable, Hashable] = (("heads", tuple(spaces.items())), "")
+        self.key: Hashable = ("heads", tuple(spaces.items()))
+        self.version = ""
 
     def space(self, attribute: str) -> str:
         """The name of a space, in any case of its letters."""
@@ -102,6 +102,16 @@ class ByHeads:
 Search = ByFeatures | ByHeads
 
 
+class _Index:
+    """A gallery for one way to search it, as far as it is computed."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+        self.features: list[Tensor] = []  #: of the first images, until all are there
+        self.similarity: Similarity | None = None
+        self.turns: dict[str, asyncio.Lock] = {}  #: by caller
+
+
 def search_by(adapter: Adapter, way: str, clip: Clip) -> Search:
     """The way to search that a request names."""
     if way not in WAYS:
@@ -122,7 +132,7 @@ class Galleries:
 
     def __init__(self, images: Mapping[str, ImageSet], size: Size, compute: Compute) -> None:
         self._images, self._size, self._compute_jobs = dict(images), size, compute
-        self._indexes: SharedCache[tuple[Hashable, ...], Similarity] = SharedCache(_MOST_CACHED)
+        self._indexes: Cache[_Index] = Cache(_MOST_CACHED)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -142,23 +152,34 @@ class Galleries:
         return name
 
     async def index(self, gallery: str, search: Search, caller: str = "") -> Similarity:
-        """The function that compares a gallery with a query, computed in the caller's turns at first."""
-        key = (gallery, *search.key)
-        compute = partial(self._compute, gallery, search, caller)
-        index = await self._indexes.get(key, caller, compute)
-        self._indexes.discard(lambda other: other[:2] == key[:2] and other != key)  # other versions
-        return index
+        """The function that compares a gallery with a query, computed in the caller's turns at first.
 
-    async def _compute(self, gallery: str, search: Search, caller: str) -> Sized[Similarity]:
+        A request that gave up is continued by the next one.
+        """
+        key = (gallery, search.key)
+        index = self._indexes.find(key)
+        if index is None or index.version != search.version:
+            index = _Index(search.version)
+            self._indexes.put(key, caller, index)
+        if index.similarity is not None:
+            return index.similarity
+        async with index.turns.setdefault(caller, asyncio.Lock()):
+            if index.similarity is None:
+                features, loop = index.features, asyncio.get_running_loop()
+                await self._compute(gallery, search, caller, features)
+                index.similarity = await loop.run_in_executor(None, search.index, torch.stack(features))
+                index.features = []
+            return index.similarity
+
+    async def _compute(self, gallery: str, search: Search, caller: str, features: list[Tensor]) -> None:
+        """Compute the features of a gallery that are missing."""
         images, loop = self._images[gallery], asyncio.get_running_loop()
-        parts: list[Tensor] = []
-        with collect_stages():  # several requests may wait for it
-            for start in range(0, len(images), _CHUNK):
-                rows = list(range(start, min(start + _CHUNK, len(images))))
-                pixels = await loop.run_in_executor(None, images.pixels, rows, self._size)
-                parts += await self._answers([search.job(one) for one in pixels], caller)
-            index = await loop.run_in_executor(None, search.index, torch.stack(parts))
-        return Sized(index, (1,))
+        while (start := len(features)) < len(images):
+            rows = list(range(start, min(start + _CHUNK, len(images))))
+            pixels = await loop.run_in_executor(None, images.pixels, rows, self._size)
+            chunk = await self._answers([search.job(one) for one in pixels], caller)
+            if len(features) == start:  # else another caller was faster
+                features += chunk
 
     async def _answers(self, jobs: Sequence[ImageJob], caller: str) -> list[Tensor]:
         while True:
@@ -175,7 +196,3 @@ class Galleries:
         ranked = similarity.topk(min(top, int((similarity > -2).sum())))
         pairs = zip(ranked.indices.tolist(), ranked.values.tolist(), strict=True)
         return [Match(images.key(place), value) for place, value in pairs]
-
-    def close(self) -> None:
-        """Stop what is being computed."""
-        self._indexes.close()

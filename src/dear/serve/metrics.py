@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache, partial
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -21,55 +21,33 @@ class Metrics:
     """Counters of one service; several may live in one process."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "dear_requests", "Requests by route and status.", ["route", "status"], registry=registry
+        self.registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.requests = counter("dear_requests", "Requests by route and status.", ["route", "status"])
+        self.seconds = histogram(
+            "dear_request_seconds", "Time from request to response.", ["route"], buckets=_SECONDS
         )
-        self.seconds = Histogram(
-            "dear_request_seconds",
-            "Time from request to response.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.stages = Histogram(
-            "dear_stage_seconds",
-            "Time of requests by stage.",
-            ["stage"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.images = Counter("dear_images", "Images answered.", registry=registry)
-        self.batch = Histogram("dear_batch_images", "Images per batch.", buckets=_SIZES, registry=registry)
-        self.compute = Histogram(
-            "dear_batch_seconds", "Time of a batch.", buckets=_SECONDS, registry=registry
-        )
-        self.queued = Gauge("dear_queued_images", "Images waiting or being computed.", registry=registry)
-        self.adapters = Gauge("dear_adapters", "Adapters that are served.", registry=registry)
-        self.loaded = Gauge("dear_adapters_loaded", "Adapters ready on the device.", registry=registry)
-        self.answers = Counter(
-            "dear_answers", "Images by adapter and likeliest class.", ["model", "class"], registry=registry
-        )
-        self.confidence = Histogram(
-            "dear_confidence",
-            "Probability of the likeliest class.",
-            ["model"],
-            buckets=_CONFIDENCE,
-            registry=registry,
+        self.images = counter("dear_images", "Images answered.")
+        self.batch = histogram("dear_batch_images", "Images per batch.", buckets=_SIZES)
+        self.compute = histogram("dear_batch_seconds", "Time of a batch.", buckets=_SECONDS)
+        self.queued = gauge("dear_queued_images", "Images waiting or being computed.")
+        self.adapters = gauge("dear_adapters", "Adapters that are served.")
+        self.loaded = gauge("dear_adapters_loaded", "Adapters ready on the device.")
+        self.answers = counter("dear_answers", "Images by adapter and likeliest class.", ["model", "class"])
+        self.confidence = histogram(
+            "dear_confidence", "Probability of the likeliest class.", ["model"], buckets=_CONFIDENCE
         )
         # `labels` checks its values at every call; these are cached.
         self._requests, self._seconds = cache(self.requests.labels), cache(self.seconds.labels)
-        self._stages = cache(self.stages.labels)
         self._answers, self._confidence = cache(self.answers.labels), cache(self.confidence.labels)
         self._models: set[str] = set()
         self._classes: set[tuple[str, str]] = set()
 
-    def observe_request(self, route: str, status: int, seconds: float, stages: Mapping[str, float]) -> None:
-        """Count one request, and the seconds of its stages."""
+    def observe_request(self, route: str, status: int, seconds: float) -> None:
+        """Count one request."""
         self._requests(route, status).inc()
         self._seconds(route).observe(seconds)
-        for name, part in stages.items():
-            self._stages(name).observe(part)
 
     def observe_batch(self, images: int, seconds: float) -> None:
         """Count one batch."""

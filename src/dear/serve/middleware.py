@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dear.serve.errors import Refused, shutting_down
 from dear.serve.metrics import Metrics
-from dear.serve.stages import collect_stages, server_timing
 from dear.serve.traffic import Traffic
 
 LOG = logging.getLogger("dear.serve")
@@ -55,33 +54,40 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message.setdefault("headers", []).append((b"x-request-id", request_id.encode()))
-                if stages:
-                    message["headers"].append((b"server-timing", server_timing(stages)))
             await send(message)
 
         async def refuse(error: Refused) -> None:
             if not status:
                 await response_of(error, **_CLOSE)(scope, receive, respond)
 
-        body = _Body(scope, headers.get(b"content-length", b""), receive, self.traffic)
-        with collect_stages() as stages:
-            try:
-                refusal = self._refusal(scope, headers)
-                if refusal is not None:
-                    await refuse(refusal)
-                else:
-                    await self.app(scope, body.receive, respond)
-            except asyncio.CancelledError:  # the drain limit is over
-                await refuse(shutting_down())
-                raise
-            except ClientDisconnect:
-                status = status or CLIENT_LEFT
-            except Exception:
-                LOG.exception(json.dumps({"request": request_id, "failed": True}))
-                await refuse(Refused(500, f"the service failed; its log names request {request_id}"))
-            finally:
-                body.release()
-                self._record(scope, status, time.perf_counter() - began, stages)
+        length, held = headers.get(b"content-length", b"0"), 0
+
+        async def receive_body() -> Message:
+            """The next part of the body, all of whose bytes count as held until the request is answered."""
+            nonlocal held
+            if not held:
+                self.traffic.hold(scope["state"].setdefault("caller", ""), int(length))
+                held = int(length)
+            return await receive()
+
+        try:
+            refusal = self._refusal(scope, headers)
+            if refusal is not None:
+                await refuse(refusal)
+            else:
+                await self.app(scope, receive_body, respond)
+        except asyncio.CancelledError:  # the drain limit is over
+            await refuse(shutting_down())
+            raise
+        except ClientDisconnect:
+            status = status or CLIENT_LEFT
+        except Exception:
+            LOG.exception(json.dumps({"request": request_id, "failed": True}))
+            await refuse(Refused(500, f"the service failed; its log names request {request_id}"))
+        finally:
+            if held:
+                self.traffic.hold(scope["state"]["caller"], -held)
+            self._record(scope, status, time.perf_counter() - began)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Refused | None:
         """Why a request is refused by its headers alone; None if it is not."""
@@ -93,11 +99,17 @@ class RequestMiddleware:
             return Refused(400, "send the request without the header Upgrade; only HTTP/1.1 is served")
         if b"transfer-encoding" in headers:  # one byte per chunk costs a thousand times its size
             return Refused(411, "send the body with Content-Length, not in chunks")
+        length = headers.get(b"content-length", b"0")
+        limits = self.traffic.limits
+        most = limits.upload_bytes if scope["path"].endswith("/upload") else limits.body_bytes
+        if not length.isdigit() or len(length) > 15 or int(length) > most:
+            sent = length[:20].decode("latin-1")
+            return Refused(413, f"the body must have at most {most:,} bytes, got Content-Length: {sent}")
         return None
 
-    def _record(self, scope: Scope, status: int, seconds: float, stages: dict[str, float]) -> None:
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = self.paths.get(scope.get("endpoint"), "none")
-        self.metrics.observe_request(route, status, seconds, stages)
+        self.metrics.observe_request(route, status, seconds)
         client, state = scope.get("client"), scope["state"]
         line = {
             "request": state["request_id"],
@@ -109,39 +121,7 @@ class RequestMiddleware:
             "status": status,
             "seconds": round(seconds, 4),
         }
-        if stages:
-            line["stages"] = {name: round(part, 4) for name, part in stages.items()}
         LOG.info(msgspec.json.encode(line).decode())
-
-
-class _Body:
-    """`receive` with limits on the bytes of the body and on what all bodies hold."""
-
-    def __init__(self, scope: Scope, length: bytes, receive: Receive, traffic: Traffic) -> None:
-        self._receive, self._traffic, self._state = receive, traffic, scope["state"]
-        limits = traffic.limits
-        self._most = limits.upload_bytes if scope["path"].endswith("/upload") else limits.body_bytes
-        self._announced = int(length) if length.isdigit() and len(length) < 20 else 0
-        self._held, self._caller = 0, ""
-
-    async def receive(self) -> Message:
-        """The next event."""
-        if self._announced > self._most:
-            raise Refused(413, f"the body must have at most {self._most:,} bytes, got {self._announced:,}")
-        message = await self._receive()
-        if message["type"] == "http.request":
-            count = len(message.get("body", b""))
-            if self._held + count > self._most:
-                raise Refused(413, f"the body must have at most {self._most:,} bytes")
-            self._caller = self._caller or self._state.get("caller") or ""
-            self._traffic.hold(self._caller, count)
-            self._held += count
-        return message
-
-    def release(self) -> None:
-        """The request is answered; its bytes are no longer held."""
-        if self._held:
-            self._traffic.hold(self._caller, -self._held)
 
 
 def response_of(error: Refused, **headers: str) -> JSONResponse:

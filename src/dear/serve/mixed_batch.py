@@ -8,6 +8,7 @@ whatever else is in the batch, but for rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
+from functools import cached_property
 from typing import TypeVar, cast
 
 import torch
@@ -23,6 +24,40 @@ from dear.serve.dear_stack import stack_key, stacked_logits
 K = TypeVar("K", bound=Hashable)
 
 
+class Member:
+    """A method in mixed batches, and what every batch asks about it; it does not see later changes."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+
+    @cached_property
+    def stage_group(self) -> tuple[int, Hashable]:
+        """Members with equal groups share their frozen stage, but for the affine part of a correction.
+
+        A correction changes the feature alone, not the layers before it; heads that are left out change what
+        the last layer gives, and what heads that are focused on contribute is corrected as the feature is.
+        """
+        method, clip = self.method, self.method.clip
+        alone = method.focus or (method.cut in ("pooled", "feature") and clip.visual.removed_heads)
+        return id(clip) if alone else id(clip.plain), (method.cut, method.class_token_at, method.focus)
+
+    @cached_property
+    def stack_key(self) -> Hashable:
+        """Of DeAR: what members agree on that are computed in one pass; None: computed by itself."""
+        return stack_key(self.method) if isinstance(self.method, DeAR) else None
+
+    @cached_property
+    def stack_group(self) -> tuple[Hashable, ...]:
+        """Members with equal groups are computed in one pass where they have a `stack_key`."""
+        visual = self.method.clip.visual
+        return self.stack_key, visual.removed_heads, visual.correction is None
+
+    @cached_property
+    def class_weights(self) -> Tensor:
+        """Of DeAR: class weights [C, E]."""
+        return cast(DeAR, self.method).cached_weights()
+
+
 @torch.no_grad()
 def logits(
     methods: Sequence[Method], pixels: Tensor, mode: str | None = None, run: Runner = run_eagerly
@@ -36,34 +71,35 @@ def logits(
         mode: way to predict; None: the usual one of each method.
         run: runs what can be recorded: the shared stage, and adapters computed in one pass.
     """
-    return logits_and_features(methods, pixels, (), mode, run)[0]
+    members = {id(method): Member(method) for method in methods}
+    return logits_and_features([members[id(method)] for method in methods], pixels, (), mode, run)[0]
 
 
 @torch.no_grad()
 def logits_and_features(
-    methods: Sequence[Method],
+    members: Sequence[Member],
     pixels: Tensor,
     wanted: Collection[int],
     mode: str | None = None,
     run: Runner = run_eagerly,
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
-    """`logits`, and of the images at the wanted places the frozen feature [E] of their method's backbone.
+    """`logits` of each image under its member, and the frozen features [E] of images at the `wanted` places.
 
     An image that wants both goes through the frozen part of the tower once.
     """
-    pixels = pixels.to(methods[0].clip.device)
+    pixels = pixels.to(members[0].method.clip.device)
     features: dict[int, Tensor] = {}
-    groups = [(_groups(method)[0], _feature_clip(method) if row in wanted else None)
-              for row, method in enumerate(methods)]  # fmt: skip
+    groups = [(member.stage_group, _feature_clip(member.method) if row in wanted else None)
+              for row, member in enumerate(members)]  # fmt: skip
 
     def compute(group: tuple[Hashable, Clip | None], rows: list[int]) -> list[Tensor]:
-        members, clip = [methods[row] for row in rows], group[1]
-        part = pixels if len(rows) == len(methods) else pixels[rows]
+        some, clip = [members[row] for row in rows], group[1]
+        part = pixels if len(rows) == len(members) else pixels[rows]
         if clip is None:
-            return _answers(members, _stage(members, part, run), mode, run)
-        stage, more = _stage_and_feature(members, clip, part, run)
+            return _answers(some, _stage(some, part, run), mode, run)
+        stage, more = _stage_and_feature(some, clip, part, run)
         features.update(zip(rows, more, strict=True))
-        return _answers(members, stage, mode, run)
+        return _answers(some, stage, mode, run)
 
     return _in_groups(groups, compute), features
 
@@ -74,43 +110,23 @@ def _feature_clip(method: Method) -> Clip:
 
 
 def _stage_and_feature(
-    methods: Sequence[Method], clip: Clip, pixels: Tensor, run: Runner
+    members: Sequence[Member], clip: Clip, pixels: Tensor, run: Runner
 ) -> tuple[Frozen, Tensor]:
-    """The frozen stage of methods of one group, and their features [B, E] on one `_feature_clip`."""
-    first = methods[0]
+    """The frozen stage of members of one group, and their features [B, E] on one `_feature_clip`."""
+    first = members[0].method
     if first.cut == "feature":
-        stage = _stage(methods, pixels, run)
+        stage = _stage(members, pixels, run)
         return stage, stage.x
-    key = ("stage and feature", id(clip), clip.visual.positions.data_ptr(), _stage_group(first))
+    key = ("stage and feature", id(clip), clip.visual.positions.data_ptr(), members[0].stage_group)
     stage = run(key, lambda batch: first.inference_stage(batch, feature_of=clip), pixels)
     assert stage.feature is not None
-    features = stage.feature if clip.visual.removed_heads else _corrected(methods, stage.feature)
+    features = stage.feature if clip.visual.removed_heads else _corrected(members, stage.feature)
     return stage._replace(feature=None), features
 
 
-def _groups(method: Method) -> tuple[tuple[int, Hashable], tuple[Hashable, ...]]:
-    """`_stage_group` and `_stack_group`, cached while the method is on this backbone."""
-    cached = method.__dict__.get("_batch_groups")
-    if cached is None or cached[0] != id(method.clip):
-        groups = _stage_group(method), _stack_group(method)
-        cached = method.__dict__["_batch_groups"] = (id(method.clip), *groups)
-    return cached[1], cached[2]
-
-
-def _stage_group(method: Method) -> tuple[int, Hashable]:
-    """Methods with equal groups share their frozen stage, but for the affine part of a correction.
-
-    A correction changes the feature alone, not the layers before it; heads that are left out change what
-    the last layer gives, and what heads that are focused on contribute is corrected as the feature is.
-    """
-    clip, key = method.clip, (method.cut, method.class_token_at, method.focus)
-    alone = bool(method.focus) or (method.cut in ("pooled", "feature") and bool(clip.visual.removed_heads))
-    return id(clip) if alone else id(clip.plain), key
-
-
-def _stage(methods: Sequence[Method], pixels: Tensor, run: Runner) -> Frozen:
-    """The frozen stage of methods of one group, which may be recorded."""
-    first = methods[0]
+def _stage(members: Sequence[Member], pixels: Tensor, run: Runner) -> Frozen:
+    """The frozen stage of members of one group, which may be recorded."""
+    first = members[0].method
     clip = first.clip
     if first.cut == "pixels":
         return first.inference_stage(pixels)
@@ -118,43 +134,37 @@ def _stage(methods: Sequence[Method], pixels: Tensor, run: Runner) -> Frozen:
         plain = clip.plain
         shared = ("stage", id(plain), plain.visual.positions.data_ptr(), "feature")
         (features,) = run(shared, lambda batch: (plain.encode_image(batch),), pixels)
-        return Frozen(_corrected(methods, features))
-    group, key = _stage_group(first)
-    return run(("stage", group, clip.visual.positions.data_ptr(), key), first.inference_stage, pixels)
+        return Frozen(_corrected(members, features))
+    key = ("stage", members[0].stage_group, clip.visual.positions.data_ptr())
+    return run(key, first.inference_stage, pixels)
 
 
-def _corrected(methods: Sequence[Method], features: Tensor) -> Tensor:
-    """Plain features [B, E] as each method's backbone corrects them."""
-    if all(method.clip.visual.correction is None for method in methods):
+def _corrected(members: Sequence[Member], features: Tensor) -> Tensor:
+    """Plain features [B, E] as each member's backbone corrects them."""
+    clips = [member.method.clip for member in members]
+    if all(clip.visual.correction is None for clip in clips):
         return features
-    clips = [method.clip for method in methods]
     return torch.stack(_in_groups(clips, lambda clip, rows: clip.visual.correct(features[rows]).unbind()))
 
 
-def _answers(methods: Sequence[Method], frozen: Frozen, mode: str | None, run: Runner) -> list[Tensor]:
-    """Logits of each image from the frozen stage, which all methods here share."""
+def _answers(members: Sequence[Member], frozen: Frozen, mode: str | None, run: Runner) -> list[Tensor]:
+    """Logits of each image from the frozen stage, which all members here share."""
 
     def compute(group: tuple[Hashable, ...], rows: list[int]) -> list[Tensor]:
-        members = [methods[row] for row in rows]
-        part = frozen if len(rows) == len(methods) else frozen.rows(rows)
-        several = run is not run_eagerly or any(method is not members[0] for method in members)
+        some = [members[row] for row in rows]
+        part = frozen if len(rows) == len(members) else frozen.rows(rows)
+        several = run is not run_eagerly or any(member is not some[0] for member in some)
         if group[0] is not None and several:  # a single adapter needs no stack unless it is to be recorded
-            models = cast(list[DeAR], members)
-            return stacked_logits(models, part, models[0].pick_mode(mode), run)
-        return _in_groups(members, lambda method, places: _logits(method, part.rows(places), mode))
+            models = [cast(DeAR, member.method) for member in some]
+            weights = [member.class_weights for member in some]
+            return stacked_logits(models, group[0], weights, part, models[0].pick_mode(mode), run)
+        return _in_groups(some, lambda member, places: _logits(member.method, part.rows(places), mode))
 
-    return _in_groups([_groups(method)[1] for method in methods], compute)
+    return _in_groups([member.stack_group for member in members], compute)
 
 
 def _logits(method: Method, frozen: Frozen, mode: str | None) -> tuple[Tensor, ...]:
     return method.logits_from_frozen(frozen)[method.pick_mode(mode)].unbind()
-
-
-def _stack_group(method: Method) -> tuple[Hashable, ...]:
-    """Methods with equal groups are computed in one pass where the first entry is not None."""
-    visual = method.clip.visual
-    key = stack_key(method) if isinstance(method, DeAR) else None
-    return key, visual.removed_heads, visual.correction is None
 
 
 def _in_groups(keys: Sequence[K], compute: Callable[[K, list[int]], Sequence[Tensor]]) -> list[Tensor]:

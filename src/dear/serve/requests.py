@@ -21,7 +21,6 @@ from dear.serve.errors import Refused
 from dear.serve.forms import parse_form
 from dear.serve.schemas import MOST_LISTED, EmbeddingsOptions, Options
 from dear.serve.settings import Limits
-from dear.serve.stages import stage
 
 O = TypeVar("O", bound=Options)  # noqa: E741
 # Bytes of a body that is read on the event loop, in less than a millisecond; a thread would cost more.
@@ -52,10 +51,9 @@ class RequestReader:
         if len(body) <= _SHORT:
             return read(body, header, options)
         turn = self._turns.setdefault(caller, asyncio.Semaphore(self._most))
-        with stage("read"):
-            async with turn:
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._threads, read, body, header, options)
+        async with turn:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, read, body, header, options)
 
     def close(self) -> None:
         """End the threads."""
@@ -66,7 +64,7 @@ class RequestReader:
             options = msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as error:
             status = 413 if "of length <=" in str(error) else 400
-            raise Refused(status, f"the body is not valid: {error}; see /docs") from None
+            raise Refused(status, f"the body is not valid: {_reason(error)}; see /docs") from None
         except (ValueError, RecursionError) as error:
             raise Refused(400, f"the body must be valid JSON ({error})") from None
         check_options(len(options.images), options, self._limits)
@@ -97,9 +95,8 @@ class RequestReader:
 async def receive_body(request: Request, limits: Limits) -> bytes:
     """The body of a request, which must arrive in time."""
     try:
-        with stage("receive"):
-            async with asyncio.timeout(limits.body_seconds):
-                return b"".join([part async for part in request.stream()])
+        async with asyncio.timeout(limits.body_seconds):
+            return b"".join([part async for part in request.stream()])
     except TimeoutError:
         raise Refused(408, f"the body must arrive within {limits.body_seconds:g} seconds") from None
 
@@ -132,7 +129,12 @@ def options_of_fields(fields: dict[str, list[str]], kind: type[O]) -> O:
     try:
         return msgspec.convert(values, kind, strict=False)  # numbers are texts in a form
     except msgspec.ValidationError as error:
-        raise Refused(400, f"the form is not valid: {error}; see /docs") from None
+        raise Refused(400, f"the form is not valid: {_reason(error)}; see /docs") from None
+
+
+def _reason(error: msgspec.ValidationError) -> str:
+    """A sentence of msgspec's, with the name of the field in front: top: Expected `int`, got `str`."""
+    return re.sub(r"^(.*) - at `\$\.(.*)`$", r"\2: \1", str(error))
 
 
 def _split_names(name: str, texts: list[str]) -> list[str]:

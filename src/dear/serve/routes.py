@@ -6,6 +6,7 @@ a request of one image.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 from collections.abc import Callable, Sequence
@@ -130,7 +131,7 @@ async def classify(request: Request) -> Response:
         raise Refused(400, f"explain must be 'roles', got {explain[:80]!r}")
     with service.traffic.request(caller):
         uploads, options = await read_images(request, service, caller, ClassifyOptions)
-        async with service.time_limit():
+        async with asyncio.timeout(service.settings.limits.seconds):
             images = await service.decoder.decode(uploads, caller.name)
             name = request.path_params["name"]
             adapter, bodies = await _classify(service, caller, name, images, options, explain is not None)
@@ -148,7 +149,7 @@ async def compare(request: Request) -> Response:
         for name in options.models:
             _require_access(caller, name)
             service.store.card(name)
-        async with service.time_limit():
+        async with asyncio.timeout(service.settings.limits.seconds):
             images = await service.decoder.decode(uploads, caller.name)
             results = [
                 _reply(adapter, _per_image(uploads, bodies))
@@ -195,7 +196,7 @@ async def retrieve(request: Request) -> Response:
     service, caller = identify(request)
     with service.traffic.request(caller):
         uploads, options = await read_images(request, service, caller, RetrieveOptions)
-        async with service.time_limit():
+        async with asyncio.timeout(service.settings.limits.seconds):
             adapter = await service.adapter(request.path_params["name"])
             gallery = service.galleries.name_of(options.gallery)
             search = search_by(adapter, options.by, service.clip)
@@ -218,7 +219,7 @@ async def embeddings(request: Request) -> Response:
         if not is_image:
             raise Refused(400, "input must be a text, a data: URL of an image, or a list of these")
         service.check_embedding_model(options.model, options.dimensions)
-        async with service.time_limit():
+        async with asyncio.timeout(service.settings.limits.seconds):
             images = await service.decoder.decode(uploads, caller.name)
             refused = [one for one in images if isinstance(one, Refused)]
             if refused:

@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 
 from dear.serve.app import make_app
-from dear.serve.connection import bounded_protocol
+from dear.serve.connection import BoundedConnection
 from dear.serve.service import Service
 
 try:
@@ -23,7 +23,7 @@ except ImportError:
     _Loop = asyncio.SelectorEventLoop  # type: ignore[assignment,misc]
 
 # Computing releases the interpreter's lock at every kernel, and waits this long for another thread's.
-_SWITCH_SECONDS = 0.0005
+SWITCH_SECONDS = 0.0005
 _GRACE = 3.0  # seconds after the drain limit in which the process ends by itself
 HANDSHAKE_SECONDS = 5.0  #: for the TLS handshake of a connection
 
@@ -67,7 +67,7 @@ def run_server(service: Service, host: str, port: int, **options: Any) -> None:
         make_app(service, start_decoders=True),
         host=host,
         port=port,
-        http=bounded_protocol(service.settings.limits),  # type: ignore[arg-type]
+        http=BoundedConnection,
         loop=f"{__name__}:{ServerLoop.__name__}",
         ws="none",
         log_config=None,
@@ -78,7 +78,7 @@ def run_server(service: Service, host: str, port: int, **options: Any) -> None:
     )
     server = Server(config)
     _raise_descriptor_limit()
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    sys.setswitchinterval(SWITCH_SECONDS)
     gc.freeze()  # what is loaded stays: no collection visits it again
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again after it has stopped
         server.run()

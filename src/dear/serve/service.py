@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -24,34 +23,26 @@ from dear.errors import DearError, InputError
 from dear.runs.answer import Answer
 from dear.runs.ranking import Ranking
 from dear.serve.archive import install_run, recover
-from dear.serve.batcher import Batcher
+from dear.serve.batcher import TEXT_COST, Batcher
+from dear.serve.class_lists import ClassLists
 from dear.serve.decoding import Decoder, Decoding
-from dear.serve.engine import Answerer, Engine, ImageJob
+from dear.serve.engine import Answerer, Engine, ImageJob, role_bars
 from dear.serve.errors import Refused
 from dear.serve.galleries import Galleries, Match, Search
 from dear.serve.keys import MANAGEMENT, Keys
 from dear.serve.metrics import Metrics
 from dear.serve.middleware import LOG
 from dear.serve.requests import RequestReader
-from dear.serve.role_bars import role_bars
 from dear.serve.settings import ServeSettings
-from dear.serve.shared_cache import SharedCache, Sized
-from dear.serve.stages import collect_stages, stage
 from dear.serve.store import Adapter, AdapterStore, Card
-from dear.serve.texts import prepare_texts
 from dear.serve.traffic import Traffic
-from dear.serve.turns import Pace
 from dear.utils.memory import trim_memory
 
 _MOST_KINDS = 6  # of adapters whose batches are recorded at the start
-_ADAPTERS = "(adapters)"  # takes turns with callers: texts of adapters that are loaded
 _EXPLAINING = 3  # images that one explained image costs as much as
 _EXPLAINED_AT_ONCE = 4  # images, between two batches
 _TEXTS_AT_ONCE = 16  # of an embedding request that are encoded between two batches
-_LEAST_TEXTS = 4  # on a slow machine: fewer at once cost more
-_MOST_LISTED = (256, 16_000, 256 * 2**20)  # class lists, their classes, and their bytes that are cached
 
-ClassList = tuple[str, str, tuple[str, ...]]  #: name and version of an adapter, classes
 Image = Tensor | Refused  #: decoded, uint8 [3, S, S], or why it was not
 
 
@@ -105,27 +96,13 @@ class Service:
         self.metrics.loaded.set_function(lambda: self.store.loaded)
         self.galleries = Galleries(galleries or {}, size, self.batcher.compute)
         self._loaders = ThreadPoolExecutor(4, thread_name_prefix="dear-serve-load")
-        self._builders = ThreadPoolExecutor(1, thread_name_prefix="dear-serve-classes")
         self._managers = ThreadPoolExecutor(2, thread_name_prefix="dear-serve-manage")
-        self.class_lists: SharedCache[ClassList, Answerer] = SharedCache(*_MOST_LISTED)
-        self._pace = Pace(least=_LEAST_TEXTS)
+        self.class_lists = ClassLists(self.batcher)
         self._stopping = threading.Event()
         self._memory = ExitStack()
         self._memory.enter_context(trim_memory())
         self._watcher = threading.Thread(target=self._watch, name="dear-serve-watch", daemon=True)
         self._watcher.start()
-
-    @asynccontextmanager
-    async def time_limit(self) -> AsyncIterator[None]:
-        """Refuse a request that is not answered in time."""
-        seconds = self.settings.limits.seconds
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                yield
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise Refused(503, f"no answer within {seconds:g} seconds; try again", retry_after=1) from None
 
     def unready(self) -> str | None:
         """Why requests are not answered; None where they are."""
@@ -143,24 +120,14 @@ class Service:
     async def adapter(self, name: str) -> Adapter:
         """An adapter, loaded in the background if need be, with its class texts encoded."""
         adapter = self.store.ready(name)
-        if adapter is None or not adapter.prepared:
-            with stage("load"):
-                if adapter is None:
-                    loop = asyncio.get_running_loop()
-                    adapter = await loop.run_in_executor(self._loaders, self.store.get, name)
-                if not adapter.prepared:  # the cost is not charged to the first caller
-                    if adapter.preparing is None or adapter.preparing.done():
-                        adapter.preparing = asyncio.create_task(self._prepare(adapter))
-                    await asyncio.shield(adapter.preparing)
+        if adapter is None:
+            loop = asyncio.get_running_loop()
+            adapter = await loop.run_in_executor(self._loaders, self.store.get, name)
+        if not adapter.prepared:  # for all requests: the cost is not charged to the first caller
+            if adapter.preparing is None or adapter.preparing.done():
+                adapter.preparing = asyncio.create_task(self.class_lists.prepare(adapter))
+            await asyncio.shield(adapter.preparing)
         return adapter
-
-    async def _prepare(self, adapter: Adapter) -> None:
-        with collect_stages():  # not part of the request that came first
-            # Whatever its cost, a slice counts as one image: answers wait for it.
-            adapter.rows = await prepare_texts(
-                adapter.answerer, lambda function, _: self.batcher.call(function, _ADAPTERS), self._pace
-            )
-        adapter.prepared = True
 
     async def on_classes(
         self, adapter: Adapter, classes: tuple[str, ...] | None, caller: str = ""
@@ -168,23 +135,7 @@ class Service:
         """The adapter on other classes, with their texts encoded; None: on the trained ones."""
         if classes is None or classes == adapter.card.classes:
             return adapter.answerer
-        key = (adapter.card.name, adapter.card.version, classes)
-        answerer = self.class_lists.find(key)
-        if answerer is not None:
-            return answerer
-        with stage("classes"):
-            prepare = partial(self._prepare_list, adapter, classes, caller)
-            return await self.class_lists.get(key, caller, prepare)
-
-    async def _prepare_list(self, adapter: Adapter, classes: tuple[str, ...], caller: str) -> Sized[Answerer]:
-        with collect_stages():  # several requests may wait for it
-            loop = asyncio.get_running_loop()
-            answerer = await loop.run_in_executor(self._builders, adapter.on_classes, classes)
-            rows = await prepare_texts(
-                answerer, lambda slice, cost: self.batcher.call(slice, caller, cost), self._pace, adapter.rows
-            )
-        names = sum(map(sys.getsizeof, classes))
-        return Sized(answerer, (1, len(classes), names + (0 if rows is None else rows.bytes)))
+        return await self.class_lists.get(adapter, classes, caller)
 
     async def features(self, images: Sequence[Image], caller: str = "") -> list[Tensor | Refused]:
         """Unit features [E] of each image under the frozen backbone, or why there is none."""
@@ -213,8 +164,7 @@ class Service:
         """
         ranking = answerer.rankings.get((top, reject, certain))
         if ranking is None:
-            loop = asyncio.get_running_loop()
-            ranking = await loop.run_in_executor(self._builders, _ranking, answerer, top, reject, certain)
+            ranking = await self.class_lists.build(_ranking, answerer, top, reject, certain)
         answers = await self._compute(images, lambda one: ImageJob(one, answerer, ranking), caller)
         if any(isinstance(one, Answer) and not one.classes for one in answers):
             raise _not_finite(adapter.card.name)
@@ -272,9 +222,9 @@ class Service:
         """Unit text features [N, E], and the number of tokens."""
         parts, start = [(torch.empty(0, self.clip.config.embed_dim), 0)], 0
         while start < len(texts):
-            some = texts[start : start + self._pace.pieces(_TEXTS_AT_ONCE)]
-            timed = partial(self._pace.timed, len(some), partial(self._encode_texts, some))
-            parts.append(await self.batcher.call(timed, caller, len(some)))
+            some = texts[start : start + self.class_lists.pace.pieces(_TEXTS_AT_ONCE)]
+            timed = partial(self.class_lists.pace.timed, len(some), partial(self._encode_texts, some))
+            parts.append(await self.batcher.call(timed, caller, TEXT_COST * len(some)))
             start += len(some)
         return torch.cat([features for features, _ in parts]), sum(tokens for _, tokens in parts)
 
@@ -309,7 +259,7 @@ class Service:
             raise Refused(400, "the run cannot be served: it does not answer an image") from error
 
     async def _trial_logits(self, adapter: Adapter, pixels: Tensor) -> Tensor:
-        await self._prepare(adapter)
+        await self.class_lists.prepare(adapter)
         (logits,) = await self.batcher.compute([ImageJob(pixels, adapter.answerer)], MANAGEMENT)
         return cast(Tensor, logits)
 
@@ -319,11 +269,11 @@ class Service:
         """Answer what is queued, then stop all threads; what takes longer than `drain_seconds` is refused."""
         until = time.monotonic() + (self.settings.drain_seconds if seconds is None else seconds)
         self._stopping.set()
-        self.galleries.close()
         self.decoder.close()
         self.reader.close()
         self.batcher.close(max(0.1, until - time.monotonic()))
-        for pool in (self._loaders, self._builders, self._managers):
+        self.class_lists.close()
+        for pool in (self._loaders, self._managers):
             pool.shutdown(wait=False, cancel_futures=True)
         self._watcher.join(1.0)
         self._memory.close()

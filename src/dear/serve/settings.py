@@ -14,7 +14,6 @@ class Limits:
 
     # of one request
     header_bytes: int = 16 * 2**10  #: of a request's line and headers
-    header_seconds: float = 10.0  #: for them to arrive
     body_bytes: int = 32 * 2**20
     body_seconds: float = 20.0  #: for the body to arrive
     upload_bytes: int = 256 * 2**20  #: of the archive of an uploaded run

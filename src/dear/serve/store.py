@@ -26,7 +26,6 @@ from dear.clip.model import Clip
 from dear.errors import DearError, RunError
 from dear.methods.base import Method
 from dear.methods.class_rows import ClassRows
-from dear.methods.dear import DeAR
 from dear.runs.folder import FILES, REQUIRED_FILES, read_config, read_metrics
 from dear.runs.model import Model
 from dear.serve.engine import Answerer
@@ -74,10 +73,7 @@ class Adapter:
             model = self.model.with_classes(classes)
         except DearError as error:
             raise Refused(400, str(error)) from error
-        source, method = self.model.method, model.method
-        method.load_state_dict(source.state_dict(), assign=True)
-        if isinstance(source, DeAR) and isinstance(method, DeAR):
-            method.masks = source.masks  # about 1 MB per list once they are expanded
+        model.method.share_learned(self.model.method)
         return Answerer(model)
 
 
@@ -121,7 +117,7 @@ class AdapterStore:
             known = name in self._problems
         if known:
             raise _cannot_be_served(name)
-        raise Refused(404, f"no adapter {name[:100]!r}")
+        raise Refused(404, f"no adapter {name[:100]!r}; /v1/models lists them")
 
     def one_of_each_kind(self, most: int) -> list[Adapter]:
         """A loaded adapter of each of the `most` most frequent kinds."""

@@ -18,8 +18,8 @@ class FairQueue(Generic[T]):
 
     Not thread-safe: its owner holds a lock.
 
-    A caller that comes back after a pause starts level with those who are being served: time that it did not
-    use is not saved up.
+    Use is counted since the queue was last empty. A caller that comes back after a pause has up to `credit`
+    less than those who are being served: so much of what it did not use is saved up.
 
     >>> queue = FairQueue()
     >>> for item in ("a1", "a2", "a3"):
@@ -29,7 +29,8 @@ class FairQueue(Generic[T]):
     ['a1', 'b1', 'a2', 'a3', None]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, credit: float = 0.0) -> None:
+        self._credit = credit
         self._lines: dict[str, deque[tuple[float, T]]] = {}
         self._used: dict[str, float] = {}
         self._now = 0.0
@@ -44,7 +45,7 @@ class FairQueue(Generic[T]):
         line = self._lines.get(caller)
         if line is None:
             line = self._lines[caller] = deque()
-            self._used[caller] = max(self._used.get(caller, 0.0), self._now)
+            self._used[caller] = max(self._used.get(caller, 0.0), self._now - self._credit)
         line.append((cost, item))
         self._count += 1
 
@@ -61,9 +62,13 @@ class FairQueue(Generic[T]):
             self._used[caller] += cost
             if not line:
                 del self._lines[caller]
-            if len(self._used) > _MOST_REMEMBERED:
+            if not self._count:
+                self._used.clear()
+            elif len(self._used) > _MOST_REMEMBERED:
                 self._used = {
-                    name: used for name, used in self._used.items() if name in self._lines or used > self._now
+                    name: used
+                    for name, used in self._used.items()
+                    if name in self._lines or used > self._now - self._credit
                 }
             return item
         return None
@@ -79,7 +84,8 @@ class FairQueue(Generic[T]):
 class Pace:
     """How many pieces are computed at once, so that others do not wait long on a slow machine.
 
-    Learns how long one piece takes. A first turn takes as many as it may, later ones at least `least`.
+    Learns how long one piece takes. A first turn takes `first` pieces, or as many as it may (None); later
+    ones at least `least`.
     Processor time counts: where other programs have the processors, smaller turns would only cost more.
 
     >>> pace = Pace()
@@ -90,11 +96,13 @@ class Pace:
     2
     """
 
-    def __init__(self, turn_seconds: float = TURN_SECONDS, least: int = 1) -> None:
-        self._turn, self._least, self._each = turn_seconds, least, 0.0
+    def __init__(self, turn_seconds: float = TURN_SECONDS, least: int = 1, first: int | None = None) -> None:
+        self._turn, self._least, self._first, self._each = turn_seconds, least, first, 0.0
 
     def pieces(self, most: int) -> int:
         """How many pieces to take."""
+        if not self._each:
+            return most if self._first is None else min(most, self._first)
         return most if self._each * most <= self._turn else max(self._least, int(self._turn / self._each))
 
     def took(self, pieces: int, seconds: float) -> None:

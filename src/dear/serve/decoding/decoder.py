@@ -19,7 +19,6 @@ from dear.serve.decoding.pixels import Cost, Decoding
 from dear.serve.decoding.process import MOST_AT_ONCE
 from dear.serve.decoding.worker import Worker
 from dear.serve.errors import Refused, shutting_down
-from dear.serve.stages import add_split
 from dear.serve.turns import FairQueue
 
 _LARGE = 8_000_000  # pixels; such an image never takes the last idle process
@@ -44,7 +43,6 @@ class Task:
     caller: str
     future: asyncio.Future[Tensor | Refused]
     tries: int = 0
-    began: float | None = None  #: when a process got it
 
     @property
     def quick(self) -> bool:
@@ -100,7 +98,6 @@ class Decoder:
         if not len(self._queue) and not any(worker.tasks for worker in self._workers):
             self._progress = time.monotonic()
         pending: list[Refused | asyncio.Future[Tensor | Refused]] = []
-        tasks, since = [], time.perf_counter()
         for upload in uploads:
             if upload.cost.refusal is not None:
                 pending.append(_named(upload, upload.cost.refusal))
@@ -108,13 +105,10 @@ class Decoder:
             task = Task(upload, caller, loop.create_future())
             self._queue.put(caller, upload.cost.pixels + _BASE_COST, task)
             pending.append(task.future)
-            tasks.append(task)
         self.dispatch()
         try:
             return [one if isinstance(one, Refused) else await one for one in pending]
         finally:
-            starts = [task.began for task in tasks if task.began is not None]
-            add_split("decode_wait", "decode", since, min(starts, default=None))
             for one in pending:  # of a request that was given up
                 if not isinstance(one, Refused):
                     one.cancel()
@@ -164,7 +158,6 @@ class Decoder:
                 break
             if not task.future.done():
                 self._pixels += task.upload.cost.pixels
-                task.began = task.began or time.perf_counter()
                 tasks.append(task)
                 length += len(task.upload.content)
         if tasks:
