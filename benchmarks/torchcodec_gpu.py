@@ -141,7 +141,13 @@ def main() -> None:
     ways[f"simplejpeg, {options.threads} threads"] = partial(
         with_threads, ThreadPoolExecutor(options.threads)
     )
-    versions = {"torchcodec": torchcodec.__version__, "cuda": torch.version.cuda}
+    pixels = np.mean([np.prod(Image.open(BytesIO(photo)).size) for photo in photos])
+    facts = {
+        "cuda": torch.version.cuda,
+        "torchcodec": torchcodec.__version__,
+        "photos": len(photos),
+        "megapixels": round(pixels / 1e6, 3),
+    }
     speeds: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for decode in ways.values():
         timed(decode, contents[: 2 * options.batch], options.batch)
@@ -169,7 +175,7 @@ def main() -> None:
         if name in ("TorchCodec", "nvImageCodec"):
             for measure, value in hostile(name, photos[0], options.cases).items():
                 rows.append({"way": name, "measure": f"damaged files: {measure}", "value": value})
-    record(options.csv, [{**versions, **row} for row in rows], DEVICE)
+    record(options.csv, [{**facts, **row} for row in rows], DEVICE)
 
 
 if __name__ == "__main__":
