@@ -22,14 +22,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pillow_heif
 import simplejpeg
 import torch
 import torchcodec
 from PIL import Image
 from torchcodec import decoders
 
-pillow_heif.register_heif_opener()
 Decode = Callable[[bytes], np.ndarray]
 
 
@@ -119,6 +117,8 @@ def hostile(decode: Decode, content: bytes, cases: int) -> dict[str, int]:
 
 
 def main() -> None:
+    from pillow_heif import register_heif_opener
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -127,6 +127,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=400, help="damaged files per format and decoder")
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
+    register_heif_opener()
     torch.set_num_threads(1)
     images = [
         Image.open(path).convert("RGB") for path in sorted(options.photos.rglob("*.jpg"))[: options.files]
