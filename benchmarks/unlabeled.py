@@ -267,14 +267,17 @@ class Product:
     seed: int
     drawn: list[int]  #: rows of the labeled images
 
+    def spec(self, weight: float | None = 0.0) -> Spec:
+        """What is trained, in defaults."""
+        return Spec(method=self.method, seed=self.seed, calibrate=False, unlabeled_weight=weight)
+
     def job(self, unlabeled: ImageSet | None = None, weight: float | None = 0.0) -> Job:
         """The training that `prepare` returns."""
         images = self.bench.open(self.dataset)[0]
         clip = self.bench.clip(self.dataset)
         roles = roles_for(clip, images, None)[0] if self.method == "dear" else None
-        spec = Spec(method=self.method, seed=self.seed, calibrate=False, unlabeled_weight=weight)
         labeled = images.subset(self.drawn)
-        return prepare(spec, labeled, drawn=True, clip=clip, roles=roles, unlabeled=unlabeled)
+        return prepare(self.spec(weight), labeled, drawn=True, clip=clip, roles=roles, unlabeled=unlabeled)
 
     def accuracy(self, job: Job) -> float:
         """Of the trained method on test images."""
@@ -290,7 +293,10 @@ class Product:
         """Accuracy with a pool."""
         job = replace(self.job(), pool=pool)
         walked, rows = job.training_set
-        return self.accuracy(replace(job, recipe=recipe_for(job.spec, job.method, walked.labels[rows])))
+        recipe = recipe_for(
+            self.spec().changed(balance=False), job.method, walked.labels[rows]
+        )  # as `prepare`
+        return self.accuracy(replace(job, recipe=recipe))
 
     def pool(self, rows: list[int], foreign: list[int], bench: Bench, weight: float | None = None) -> Pool:
         """What the product decides about a pool; the same for all methods that do not decide themselves."""
