@@ -225,6 +225,7 @@ def measure(bench: Bench, cell: Cell, method: str, alone: float | None, forced: 
             "used": facts.get("used", count),
             "foreign": facts.get("foreign", ""),
             "reason": facts.get("reason", ""),
+            **cross_validation(facts),
             "seconds": round(time.perf_counter() - began, 2),
         }
 
@@ -252,9 +253,18 @@ def measure(bench: Bench, cell: Cell, method: str, alone: float | None, forced: 
     if forced and decided.reason != "far":
         began = time.perf_counter()
         used = product.pool(pool, foreign, bench, weight=1.0)
-        yield row(
-            product.train(used), {**used.facts(), "reason": facts["reason"]}, began, f"{cell.pool}, forced"
-        )
+        yield row(product.train(used), {**facts, "used": used.used}, began, f"{cell.pool}, forced")
+
+
+def cross_validation(facts: Mapping[str, Any]) -> Row:
+    """Labels that were held out, and the accuracy that the pool added there, in percent."""
+    found = facts.get("cross_validation", {})
+    gain = 100 * (found["with_unlabeled"] - found["labeled_only"]) if found else None
+    return {
+        "held_out": found.get("images", 0),
+        "held_out_gain": "" if gain is None else round(gain, 2),
+        "standard_error": round(100 * found["standard_error"], 2) if found else "",
+    }
 
 
 @dataclass(frozen=True)
@@ -328,6 +338,7 @@ def measure_features(
             "used": int(kept.sum()) - len(labels),
             "foreign": int(decision.foreign.sum()),
             "reason": decision.reason,
+            "cross_validation": decision.comparison.facts(),
         }
         return fit_semi_supervised_probe(features[kept], known[kept], texts).probe.logits(tests), facts
     scale = float(texts.norm(dim=1).mean())

@@ -114,6 +114,17 @@ class Comparison:
         """Standard error of `gain`, at least that of one answer that changed."""
         return math.sqrt(max(1, self.gained + self.lost)) / self.images if self.images else math.inf
 
+    def facts(self) -> dict[str, float]:
+        """Accuracies and the standard error of their difference, for JSON; empty where none was held out."""
+        if not self.images:
+            return {}
+        return {
+            "images": self.images,
+            "labeled_only": round(self.labeled_only / self.images, 4),
+            "with_unlabeled": round(self.with_pool / self.images, 4),
+            "standard_error": round(self.error, 4),
+        }
+
     @property
     def helps(self) -> bool:
         """Whether the gain exceeds its standard error.

@@ -117,13 +117,7 @@ class Pool:
             "nearness": {"median": round(self.nearness[0], 4), "limit": round(self.nearness[1], 4)},
         }
         if cross.images:
-            facts["cross_validation"] = {
-                "by": "method" if self.by_method else "probe",
-                "images": cross.images,
-                "labeled_only": round(cross.labeled_only / cross.images, 4),
-                "with_unlabeled": round(cross.with_pool / cross.images, 4),
-                "standard_error": round(cross.error, 4),
-            }
+            facts["cross_validation"] = {"by": "method" if self.by_method else "probe", **cross.facts()}
         if teacher is not None:
             classes, labels = teacher.images.classes, teacher.images.labels
             counts = torch.bincount(labels, minlength=len(classes)).tolist()
