@@ -185,8 +185,24 @@ def test_a_nuisance_that_dominates_the_feature_selects_the_space_of_the_texts() 
     parts = [0.5 * F.one_hot(truth, 2), 2.0 * F.one_hot(nuisance, 6)]
     features = torch.cat(parts, dim=1) + 0.05 * torch.randn(120, 8, generator=generator)
     features, texts = F.normalize(features, dim=1), torch.eye(8)[:2]
-    assert choose_graph(features, features.mean(dim=0), texts, truth)[1] == "text"
-    assert choose_graph(features, features.mean(dim=0), texts, nuisance)[1] == "image"
+    labels = torch.where(torch.arange(120) < 12, truth, UNLABELED)
+    mean = features.mean(dim=0)
+    assert choose_graph(features, mean, texts, truth, labels)[1] == "text"
+    assert choose_graph(features, mean, texts, nuisance, labels)[1] == "image"
+
+
+def test_words_that_answer_the_labels_no_better_than_chance_select_the_image_space() -> None:
+    """A probe fitted to few labels may follow wrong words, and then agrees with neighbors in their span."""
+    generator = torch.Generator().manual_seed(0)
+    truth, misleading = torch.arange(2).repeat(60), torch.randint(2, (120,), generator=generator)
+    parts = [0.5 * F.one_hot(misleading, 2), F.one_hot(truth, 2)]
+    features = torch.cat(parts, dim=1) + 0.05 * torch.randn(120, 4, generator=generator)
+    features, texts = F.normalize(features, dim=1), torch.eye(4)[:2]
+    mean = features.mean(dim=0)
+    known = torch.where(torch.arange(120) < 12, truth, UNLABELED)
+    assert choose_graph(features, mean, texts, misleading, known)[1] == "image"
+    known = torch.where(torch.arange(120) < 12, misleading, UNLABELED)
+    assert choose_graph(features, mean, texts, misleading, known)[1] == "text"
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def fit_semi_supervised_probe(
     space, agreement = "", 1.0
     if graph is None:
         answers = torch.where(labeled, labels, first.logits(features).argmax(dim=1))
-        graph, space, agreement = choose_graph(features, mean, texts, answers)
+        graph, space, agreement = choose_graph(features, mean, texts, answers, labels)
     fitted = torch.cat([labeled.nonzero()[:, 0], draw_rows(pool, MOST_FITTED)])
     in_fit = labeled[fitted]
     weights = torch.ones_like(fitted, dtype=features.dtype)
