@@ -195,14 +195,16 @@ def test_words_that_answer_the_labels_no_better_than_chance_select_the_image_spa
     """A probe fitted to few labels may follow wrong words, and then agrees with neighbors in their span."""
     generator = torch.Generator().manual_seed(0)
     truth, misleading = torch.arange(2).repeat(60), torch.randint(2, (120,), generator=generator)
-    parts = [0.5 * F.one_hot(misleading, 2), F.one_hot(truth, 2)]
-    features = torch.cat(parts, dim=1) + 0.05 * torch.randn(120, 4, generator=generator)
-    features, texts = F.normalize(features, dim=1), torch.eye(4)[:2]
-    mean = features.mean(dim=0)
-    known = torch.where(torch.arange(120) < 12, truth, UNLABELED)
-    assert choose_graph(features, mean, texts, misleading, known)[1] == "image"
-    known = torch.where(torch.arange(120) < 12, misleading, UNLABELED)
-    assert choose_graph(features, mean, texts, misleading, known)[1] == "text"
+    parts = [
+        F.one_hot(misleading, 2),
+        2.0 * F.one_hot(truth, 2),
+        0.7 * torch.randn(120, 6, generator=generator),
+    ]
+    features, texts = F.normalize(torch.cat(parts, dim=1), dim=1), torch.eye(10)[:2]
+    mean, few = features.mean(dim=0), torch.arange(120) < 12
+    for labels, space in ((truth, "image"), (misleading, "text")):
+        known = torch.where(few, labels, UNLABELED)
+        assert choose_graph(features, mean, texts, misleading, known)[1] == space
 
 
 @pytest.mark.parametrize(
