@@ -100,7 +100,7 @@ class Pool:
             f"{before:.1%} without"
         )
         if self.reason == "no gain":
-            return f"{skipped}: {measured}, no gain above its standard error ({cross.error:.1%})"
+            return f"{skipped}: {measured}"
         return f"{start}: {measured}"
 
     def facts(self) -> dict[str, Any]:
