@@ -191,6 +191,23 @@ def test_a_nuisance_that_dominates_the_feature_selects_the_space_of_the_texts() 
     assert choose_graph(features, mean, texts, nuisance, labels)[1] == "image"
 
 
+def test_neighbors_of_other_classes_do_not_spoil_the_answers() -> None:
+    """Few images of many classes in a noisy feature: good texts, but neighbors are mostly of other classes."""
+    generator = torch.Generator().manual_seed(0)
+    centers = torch.randn(40, 256, generator=generator)
+    truth = torch.randint(40, (300,), generator=generator)
+    features = F.normalize(centers[truth] + 4 * torch.randn(300, 256, generator=generator), dim=1)
+    texts = 50 * F.normalize(centers + torch.randn(40, 256, generator=generator), dim=1)
+    labels = torch.where(torch.arange(300) < 120, truth, UNLABELED)
+    fit = fit_semi_supervised_probe(features, labels, texts)
+    pool = labels == UNLABELED
+    only, both = (
+        float((probe.logits(features[pool]).argmax(dim=1) == truth[pool]).float().mean())
+        for probe in (fit.labeled_only, fit.probe)
+    )
+    assert both > only - 0.02  # 0.42 and 0.65 where answers propagate along these neighbors
+
+
 def test_words_that_answer_the_labels_no_better_than_chance_select_the_image_space() -> None:
     """A probe fitted to few labels may follow wrong words, and then agrees with neighbors in their span."""
     generator = torch.Generator().manual_seed(0)
