@@ -192,7 +192,7 @@ def test_a_nuisance_that_dominates_the_feature_selects_the_space_of_the_texts() 
 
 
 def test_neighbors_of_other_classes_do_not_spoil_the_answers() -> None:
-    """Few images of many classes in a noisy feature: good texts, but neighbors are mostly of other classes."""
+    """Few images of many classes in a noisy feature: good texts, but most neighbors are of other classes."""
     generator = torch.Generator().manual_seed(0)
     centers = torch.randn(40, 256, generator=generator)
     truth = torch.randint(40, (300,), generator=generator)
