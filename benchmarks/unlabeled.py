@@ -1,83 +1,96 @@
 """Accuracy with few labels, with and without unlabeled images, for every kind of method.
 
-python benchmarks/unlabeled.py --backbone SMALL --datasets flowers/,pets/ --foreign cars/ --out unlabeled.csv
+    PYTHONPATH=benchmarks python benchmarks/unlabeled.py --backbone SMALL --root DATA \
+        --datasets dtd_partial10,world:textures --foreign eurosat --jobs 2 --out unlabeled.csv
 
-Labels are drawn from the training images and half of the test images; the other half is the test. Pools, all
-without labels: "rest" is everything that was not drawn; "unbalanced" has 60 images of one class, 2 of
-another, and a geometric series between; "foreign" is the rest and, to 30 % of the pool, images of --foreign;
-"none" is labeled only. Labels are k random images per class ("random"); as many images in total at random, as
-someone labels who cannot know the classes before ("any"); or those that `choose_next` names ("chosen").
-Methods of the product run through `prepare` and `fit`, so that its decision counts. "probe" is that of
+A dataset is a folder in --root that holds `index.csv`, or a task of the attribute world, which `mini` answers
+instead of --backbone. Labels are drawn from the training images and half of the test images; the other half
+is the test. Pools, all without labels: "rest" is everything that was not drawn; "unbalanced" has 60 images of
+one class, 2 of another, and a geometric series between; "foreign" is the rest and, to 30 % of the pool,
+images of --foreign; "none" is labeled only. Labels are k random images per class ("random"); as many images
+in total at random, as someone labels who cannot know the classes before ("any"); or those that `choose_next`
+names ("chosen"). Methods of the product run through `prepare` and `fit`, so that its decision counts; where
+it leaves a pool out, --forced also trains with the pool (pool "rest, forced"). "probe" is that of
 `dear.unlabeled`.
 
-Rows are written as they are measured; --part 0/8 computes every eighth cell, --seconds starts no cell
-afterwards.
+A row is added to --out as soon as it is measured, also with several --jobs, first draws before second ones.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
+import fcntl
+import io
 import itertools
 import os
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from measure.jobs import workers
+from measure.script import arguments, names, numbers
 from measure.transductive import scikit_learn, stata, transclip
 from torch import Tensor
 
 from dear.clip.factory import load
 from dear.clip.model import Clip
 from dear.data.images import FileImages, ImageSet, ListedImages, unlabeled_images
-from dear.data.open import open_data
+from dear.data.open import WORLD, open_data
 from dear.runs.feature_cache import FeatureCache
 from dear.runs.spec import Spec
 from dear.tasks.labeling.choose import text_features
+from dear.tasks.speed import machine
 from dear.train.fit import fit
-from dear.train.setup.prepare import prepare
+from dear.train.setup.prepare import Job, prepare, recipe_for
 from dear.train.setup.roles import roles_for
+from dear.train.setup.unlabeled import Pool
 from dear.unlabeled import UNLABELED, choose_next, decide_on_pool, fit_semi_supervised_probe
 
-COLUMNS = (
-    "dataset",
-    "labels_per_class",
-    "labels",
-    "draw",
-    "pool",
-    "method",
-    "accuracy",
-    "pool_images",
-    "used",
-)
-COLUMNS += ("foreign", "reason", "seconds")
-PRODUCT = ("linear-probe", "lp-plus-plus", "proker", "mmrl", "dear")
-TRAINED = ("mmrl", "dear")  # by steps through a tower
+Row = dict[str, Any]
+QUICK = ("linear-probe", "lp-plus-plus", "proker")  # on frozen features: each decides itself
+TRAINED = ("dear", "mmrl", "coop", "promptsrc")  # by steps through a tower
+PRODUCT = (*QUICK, *TRAINED)
 REFERENCES = ("transclip", "stata", "SelfTrainingClassifier", "LabelSpreading", "LogisticRegression")
 MOST, LEAST, FOREIGN = 60, 2, 0.3
+NAMES = {
+    "caltech101": "Caltech101",
+    "dtd_partial10": "DTD, 10 classes",
+    "eurosat": "EuroSAT",
+    "oxford_pets": "OxfordPets",
+}
 
 
 @dataclass(eq=False)
 class Bench:
-    """A backbone and datasets whose features are computed once."""
+    """Backbones, and datasets whose features are computed once."""
 
-    clip: Clip
+    backbone: str  #: for photos
+    root: Path  #: the folder that holds the datasets
     files: Path  #: where images that are no files are written
     foreign: str = ""  #: dataset of the foreign images
+    device: str = "cpu"
     sets: dict[str, tuple[ListedImages, ListedImages]] = field(default_factory=dict)
+    pools: dict[Any, Pool] = field(default_factory=dict)  #: the last pool, for other methods
+
+    @lru_cache(maxsize=2)  # noqa: B019 - the bench lives as long as the process
+    def clip(self, name: str) -> Clip:
+        """The backbone of a dataset."""
+        return load("mini" if name.startswith(WORLD) else self.backbone, device=self.device)
 
     def open(self, name: str) -> tuple[ListedImages, ListedImages]:
         """Images to draw from, and test images."""
         if name not in self.sets:
-            train, test = (open_data(name, split) for split in ("train", "test"))
-            folder = self.files / name.replace(":", "-").replace("/", "-")
+            path = name if name.startswith(WORLD) else str(self.root / name / "index.csv")
+            train, test = (open_data(path, split) for split in ("train", "test"))
+            folder = self.files / name.replace(":", "-")
             generator = np.random.default_rng(0)
             rows: list[int] = []
             for label in range(len(test.classes)):
@@ -93,18 +106,19 @@ class Bench:
             self.sets[name] = (source, more.subset(rest))
         return self.sets[name]
 
-    @lru_cache(maxsize=64)  # noqa: B019 - the bench lives as long as the process
+    @lru_cache(maxsize=64)  # noqa: B019
     def features(self, name: str) -> tuple[Tensor, Tensor]:
         """Unit features of both, on the CPU."""
         return tuple(  # type: ignore[return-value]
-            F.normalize(FeatureCache().image_features(self.clip, images), dim=1).cpu()
+            F.normalize(FeatureCache().image_features(self.clip(name), images), dim=1).cpu()
             for images in self.open(name)
         )
 
+    @lru_cache(maxsize=64)  # noqa: B019
     def texts(self, name: str) -> Tensor:
         """Unit text features times CLIP's scale [C, E]."""
         images = self.open(name)[0]
-        texts = text_features(self.clip, images.classes, images.template)
+        texts = text_features(self.clip(name), images.classes, images.template)
         assert texts is not None
         return texts.cpu()
 
@@ -135,8 +149,7 @@ class Cell:
 
     def generator(self) -> np.random.Generator:
         """The same for every pool and method."""
-        words = f"{Path(self.dataset).parent.name}{Path(self.dataset).name} {self.draw}"
-        return np.random.default_rng(zlib.crc32(words.encode()))
+        return np.random.default_rng(zlib.crc32(f"{self.dataset} {self.draw}".encode()))
 
 
 def draw_cell(bench: Bench, cell: Cell) -> tuple[list[int], list[int], list[int]]:
@@ -185,47 +198,129 @@ def choose_rows(bench: Bench, cell: Cell, budget: int) -> list[int]:
     return rows
 
 
-def measure(bench: Bench, cell: Cell, method: str, device: str) -> list[object]:
-    """One row of the table without the columns of the cell."""
-    images, test = bench.open(cell.dataset)
+def measure(bench: Bench, cell: Cell, method: str, alone: float | None, forced: bool) -> Iterator[Row]:
+    """Rows of one method and pool.
+
+    Args:
+        bench: what is loaded already.
+        cell: the labels and the pool.
+        method: a method of the product, "probe", or one of `REFERENCES`.
+        alone: accuracy without the pool where it is known, so that it is not measured again.
+        forced: also measure with the pool where it is left out.
+    """
     drawn, pool, foreign = draw_cell(bench, cell)
     count = 0 if cell.pool == "none" else len(pool) + len(foreign)
+
+    def row(accuracy: float, facts: Mapping[str, Any], began: float, name: str = cell.pool) -> Row:
+        return {
+            "dataset": NAMES.get(cell.dataset, cell.dataset),
+            "backbone": "mini" if cell.dataset.startswith(WORLD) else Path(bench.backbone).name,
+            "labels_per_class": cell.shots,
+            "labels": cell.choice,
+            "draw": cell.draw,
+            "pool": name,
+            "method": method,
+            "accuracy": round(100 * accuracy, 2),
+            "pool_images": count,
+            "used": facts.get("used", count),
+            "foreign": facts.get("foreign", ""),
+            "reason": facts.get("reason", ""),
+            **cross_validation(facts),
+            "seconds": round(time.perf_counter() - began, 2),
+        }
+
     began = time.perf_counter()
-    if method in PRODUCT:
-        accuracy, facts = measure_product(bench, cell, method, drawn, pool, foreign)
-    else:
+    if method not in PRODUCT:
+        images, test = bench.open(cell.dataset)
         features, tests = bench.features(cell.dataset)
-        texts, labels = bench.texts(cell.dataset), images.labels[drawn]
         rest = features[pool]
         if foreign:
             rest = torch.cat([rest, bench.features(bench.foreign)[0][foreign]])
-        if cell.pool == "none":
-            rest = rest[:0]
-        scores, facts = measure_features(method, features[drawn], labels, rest, texts, tests)
-        accuracy = float((scores.argmax(dim=1) == test.labels).double().mean())
-    seconds = time.perf_counter() - began
-    values = (facts.get("used", count), facts.get("foreign", ""), facts.get("reason", ""))
-    return [f"{100 * accuracy:.2f}", count, *values, f"{seconds:.2f}"]
+        inputs = (features[drawn], images.labels[drawn], rest if count else rest[:0])
+        scores, facts = measure_features(method, *inputs, bench.texts(cell.dataset), tests)
+        yield row(float((scores.argmax(dim=1) == test.labels).double().mean()), facts, began)
+        return
+    product = Product(bench, cell.dataset, method, cell.draw, drawn)
+    if not count:
+        yield row(product.alone(), {}, began)
+        return
+    decided = product.pool(pool, foreign, bench)
+    facts = decided.facts()
+    if decided.teacher is not None:
+        yield row(product.train(decided), facts, began)
+        return
+    yield row(product.alone() if alone is None else alone, facts, began)
+    if forced and decided.reason != "far":
+        began = time.perf_counter()
+        used = product.pool(pool, foreign, bench, weight=1.0)
+        yield row(product.train(used), {**facts, "used": used.used}, began, f"{cell.pool}, forced")
 
 
-def measure_product(
-    bench: Bench, cell: Cell, method: str, drawn: list[int], pool: list[int], foreign: list[int]
-) -> tuple[float, dict[str, object]]:
-    """Accuracy of a method as `dear adapt` trains it, and what it recorded about the pool."""
-    images, test = bench.open(cell.dataset)
-    items = [images.items[row] for row in pool]
-    if foreign:
-        other = bench.open(bench.foreign)[0]
-        items += [other.items[row] for row in foreign]
-    unlabeled = None if cell.pool == "none" else unlabeled_images(items)
-    labeled = images.subset(drawn)
-    roles = roles_for(bench.clip, images, None)[0] if method == "dear" else None
-    spec = Spec(method=method, seed=cell.draw, calibrate=False, unlabeled_weight=None if unlabeled else 0.0)
-    job = prepare(spec, labeled, drawn=True, clip=bench.clip, roles=roles, unlabeled=unlabeled)
-    model = fit(job)
-    return model.evaluate(test).accuracy[
-        model.method.pick_mode(None)
-    ], {} if job.pool is None else job.pool.facts()
+def cross_validation(facts: Mapping[str, Any]) -> Row:
+    """Labels that were held out, and the accuracy that the pool added there, in percent."""
+    found = facts.get("cross_validation", {})
+    gain = 100 * (found["with_unlabeled"] - found["labeled_only"]) if found else None
+    return {
+        "held_out": found.get("images", 0),
+        "held_out_gain": "" if gain is None else round(gain, 2),
+        "standard_error": round(100 * found["standard_error"], 2) if found else "",
+    }
+
+
+@dataclass(frozen=True)
+class Product:
+    """A method trained as `dear adapt` trains it, with and without a pool."""
+
+    bench: Bench
+    dataset: str
+    method: str
+    seed: int
+    drawn: list[int]  #: rows of the labeled images
+
+    def spec(self, weight: float | None = 0.0) -> Spec:
+        """What is trained, in defaults."""
+        return Spec(method=self.method, seed=self.seed, calibrate=False, unlabeled_weight=weight)
+
+    def job(self, unlabeled: ImageSet | None = None, weight: float | None = 0.0) -> Job:
+        """The training that `prepare` returns."""
+        images = self.bench.open(self.dataset)[0]
+        clip = self.bench.clip(self.dataset)
+        roles = roles_for(clip, images, None)[0] if self.method == "dear" else None
+        labeled = images.subset(self.drawn)
+        return prepare(self.spec(weight), labeled, drawn=True, clip=clip, roles=roles, unlabeled=unlabeled)
+
+    def accuracy(self, job: Job) -> float:
+        """Of the trained method on test images."""
+        model = fit(job)
+        accuracies = model.evaluate(self.bench.open(self.dataset)[1]).accuracy
+        return accuracies[model.method.pick_mode(None)]
+
+    def alone(self) -> float:
+        """Accuracy without a pool."""
+        return self.accuracy(self.job())
+
+    def train(self, pool: Pool) -> float:
+        """Accuracy with a pool."""
+        job = replace(self.job(), pool=pool)
+        walked, rows = job.training_set
+        recipe = recipe_for(
+            self.spec().changed(balance=False), job.method, walked.labels[rows]
+        )  # as `prepare`
+        return self.accuracy(replace(job, recipe=recipe))
+
+    def pool(self, rows: list[int], foreign: list[int], bench: Bench, weight: float | None = None) -> Pool:
+        """What the product decides about a pool; the same for all methods that do not decide themselves."""
+        items = [bench.open(self.dataset)[0].items[row] for row in rows]
+        if foreign:
+            others = bench.open(bench.foreign)[0].items
+            items += [others[row] for row in foreign]
+        key = (self.dataset, tuple(self.drawn), tuple(items), weight, self.method in TRAINED or self.method)
+        if key not in bench.pools:
+            pool = self.job(unlabeled_images(items), weight).pool
+            assert pool is not None
+            bench.pools.clear()  # cells come pool by pool
+            bench.pools[key] = pool
+        return bench.pools[key]
 
 
 def measure_features(
@@ -243,6 +338,7 @@ def measure_features(
             "used": int(kept.sum()) - len(labels),
             "foreign": int(decision.foreign.sum()),
             "reason": decision.reason,
+            "cross_validation": decision.comparison.facts(),
         }
         return fit_semi_supervised_probe(features[kept], known[kept], texts).probe.logits(tests), facts
     scale = float(texts.norm(dim=1).mean())
@@ -254,57 +350,83 @@ def measure_features(
     return F.pad(scores, (0, len(texts) - scores.shape[1]), value=-1.0), {}
 
 
-def plan(args: argparse.Namespace) -> Iterator[tuple[Cell, str]]:
-    """Cells in the order of their worth: first draws of all settings before second ones."""
-    lists = (args.draws, args.shots, args.choices, args.pools, args.datasets, args.methods)
-    for draw, shots, choice, pool, dataset, method in itertools.product(*lists):
-        fixed = method in REFERENCES and method != "LogisticRegression"
-        if (pool == "none" and fixed) or (pool != "none" and method == "LogisticRegression"):
-            continue
-        if choice != "random" and pool not in ("none", "rest"):
-            continue
-        yield Cell(dataset, shots, choice, draw, pool), method
+@lru_cache(maxsize=1)
+def bench_of(backbone: str, root: str, files: str, foreign: str, device: str) -> Bench:
+    """The bench of this process."""
+    return Bench(backbone, Path(root), Path(files), foreign, device)
+
+
+def read_images(place: Sequence[str], dataset: str, roles: bool) -> None:
+    """Write what later calls in other processes read: images of the world, features, role maps."""
+    bench = bench_of(*place)
+    bench.features(dataset)
+    if roles:
+        roles_for(bench.clip(dataset), bench.open(dataset)[0], None)
+
+
+def measure_draw(
+    place: Sequence[str], cell: Cell, pools: Sequence[str], methods: Sequence[str], forced: bool, out: Path
+) -> None:
+    """Measure all methods and pools of one draw; every row is on disk before the next is measured."""
+    bench = bench_of(*place)
+    alone: dict[str, float] = {}
+    for pool in pools:
+        for method in methods:
+            fixed = method in REFERENCES and method != "LogisticRegression"
+            if (pool == "none" and fixed) or (pool != "none" and method == "LogisticRegression"):
+                continue
+            for row in measure(bench, replace(cell, pool=pool), method, alone.get(method), forced):
+                if pool == "none":
+                    alone[method] = row["accuracy"] / 100
+                append(out, {**row, **machine(bench.clip(cell.dataset).device)})
+
+
+def append(path: Path, row: Row) -> None:
+    """Add a row to a CSV file in one piece, as other processes add rows, too."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(row), lineterminator="\n")
+    with open(path, "a", encoding="utf-8", newline="") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not os.fstat(file.fileno()).st_size:
+            table.writeheader()
+        table.writerow(row)
+        file.write(text.getvalue())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backbone", required=True)
-    parser.add_argument("--datasets", required=True, type=lambda text: text.split(","))
-    parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument(
-        "--methods", type=lambda text: text.split(","), default=["probe", *PRODUCT, *REFERENCES]
+    options = arguments(
+        __doc__,
+        backbone="",
+        root=".",
+        datasets="world:textures",
+        methods=",".join(["probe", *PRODUCT, *REFERENCES]),
+        shots="1,4,16",
+        draws="1,2,3",
+        pools="none,rest,unbalanced,foreign",
+        choices="random",
+        foreign=("", "dataset of the images in the pool 'foreign'"),
+        forced=(False, "also train with pools that the product leaves out"),
+        files=str(Path(tempfile.gettempdir()) / "dear-unlabeled"),
+        device="cpu",
+        jobs=1,
+        out=Path,
     )
-    parser.add_argument(
-        "--shots", type=lambda text: [int(one) for one in text.split(",")], default=[1, 4, 16]
-    )
-    parser.add_argument("--draws", type=lambda text: [int(one) for one in text.split(",")], default=[1, 2, 3])
-    parser.add_argument(
-        "--pools", type=lambda text: text.split(","), default=["none", "rest", "unbalanced", "foreign"]
-    )
-    parser.add_argument("--foreign", default="", help="dataset of the images in the pool 'foreign'")
-    parser.add_argument("--choices", type=lambda text: text.split(","), default=["random", "chosen"])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--files", type=Path, default=Path(tempfile.gettempdir()) / "dear-unlabeled")
-    parser.add_argument("--part", default="0/1")
-    parser.add_argument("--seconds", type=float, default=float("inf"))
-    args = parser.parse_args()
-    began = time.monotonic()
-    bench = Bench(load(args.backbone, device=args.device), args.files, args.foreign)
-    number, parts = (int(one) for one in args.part.split("/"))
-    with open(args.out, "a", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        if not file.tell():
-            table.writerow(COLUMNS)
-        for place, (cell, method) in enumerate(plan(args)):
-            if place % parts != number:
-                continue
-            if time.monotonic() - began > args.seconds:
-                break
-            path = Path(cell.dataset)
-            name = path.parent.name if path.name == "index.csv" else path.name
-            row = [name, cell.shots, cell.choice, cell.draw, cell.pool, method]
-            table.writerow([*row, *measure(bench, cell, method, args.device)])
-            file.flush()
+    place = (options.backbone, options.root, options.files, options.foreign, options.device)
+    datasets, methods, pools = names(options.datasets), names(options.methods), names(options.pools)
+    every = [*datasets, *([options.foreign] if options.foreign else [])]
+    calls = [
+        (place, Cell(dataset, shots, choice, draw, ""), pools if choice == "random" else pools[:2], methods)
+        for draw, dataset, shots, choice in itertools.product(
+            numbers(options.draws), datasets, numbers(options.shots), names(options.choices)
+        )
+    ]
+    with workers(options.jobs) as run:
+        for _ in run(read_images, [(place, dataset, "dear" in methods) for dataset in every]):
+            pass
+        for done, _ in enumerate(
+            run(measure_draw, [(*call, options.forced, options.out) for call in calls]), 1
+        ):
+            print(f"{done} of {len(calls)} draws", flush=True)
 
 
 if __name__ == "__main__":

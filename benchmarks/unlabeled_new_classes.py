@@ -1,6 +1,7 @@
 """Base-to-novel with unlabeled images of the new classes, whose names are known (the setting of PromptKD).
 
-python benchmarks/unlabeled_new_classes.py --backbone SMALL --datasets photos.csv --out new_classes.csv
+    PYTHONPATH=benchmarks python benchmarks/unlabeled_new_classes.py --backbone SMALL --root DATA \
+        --datasets dtd_partial10,world:textures --out new_classes.csv
 
 The first half of the classes has 16 labels each; the second half has names only. "labeled only" learns from
 the labels, "with unlabeled" also from all other images of both halves, without labels. Accuracies are those
@@ -11,55 +12,54 @@ from the pseudo-labels that `select_pseudo_labels` keeps of a probe fitted to bo
 
 from __future__ import annotations
 
-import argparse
-import csv
+import itertools
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from measure.script import arguments, names, numbers, record
 from torch import Tensor
 
-from dear.clip.factory import load
 from dear.data.images import ListedImages
 from dear.runs.spec import Spec
 from dear.train.fit import fit
 from dear.train.setup.prepare import prepare
 from dear.train.setup.roles import roles_for
 from dear.unlabeled import UNLABELED, fit_semi_supervised_probe, select_pseudo_labels
-from unlabeled import Bench
+from unlabeled import NAMES, Bench
 
-COLUMNS = ("dataset", "draw", "method", "unlabeled", "base", "new", "harmonic_mean", "all", "seconds")
 SHOTS = 16
+FIGURES = ("base", "new", "harmonic_mean", "all")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backbone", required=True)
-    parser.add_argument("--datasets", required=True, type=lambda text: text.split(","))
-    parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--methods", type=lambda text: text.split(","), default=["probe", "dear", "mmrl"])
-    parser.add_argument("--draws", type=lambda text: [int(one) for one in text.split(",")], default=[1, 2, 3])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--files", type=Path, default=Path(tempfile.gettempdir()) / "dear-unlabeled")
-    args = parser.parse_args()
-    bench = Bench(load(args.backbone, device=args.device), args.files)
-    with open(args.out, "w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(COLUMNS)
-        for draw in args.draws:
-            for dataset in args.datasets:
-                path = Path(dataset)
-                name = path.parent.name if path.name == "index.csv" else path.name
-                for method in ["zero-shot", *args.methods]:
-                    for unlabeled in (False, True) if method != "zero-shot" else (False,):
-                        began = time.perf_counter()
-                        figures = measure(bench, dataset, draw, method, unlabeled)
-                        seconds = f"{time.perf_counter() - began:.1f}"
-                        table.writerow([name, draw, method, unlabeled, *figures, seconds])
-                        file.flush()
+    options = arguments(
+        __doc__,
+        backbone="",
+        root=".",
+        datasets="world:textures",
+        methods="zero-shot,probe,dear,mmrl",
+        draws="1,2,3",
+        device="cpu",
+        files=str(Path(tempfile.gettempdir()) / "dear-unlabeled"),
+        out=Path,
+    )
+    bench = Bench(options.backbone, Path(options.root), Path(options.files), "", options.device)
+    for draw, dataset, method, unlabeled in itertools.product(
+        numbers(options.draws), names(options.datasets), names(options.methods), (False, True)
+    ):
+        if method == "zero-shot" and unlabeled:
+            continue
+        began = time.perf_counter()
+        figures = measure(bench, dataset, draw, method, unlabeled)
+        row: dict[str, Any] = {"dataset": NAMES.get(dataset, dataset), "draw": draw, "method": method}
+        row |= {"unlabeled": unlabeled, **dict(zip(FIGURES, figures, strict=True))}
+        row["seconds"] = f"{time.perf_counter() - began:.1f}"
+        record(options.out, [row], options.device, machine_last=True)
 
 
 def measure(bench: Bench, dataset: str, draw: int, method: str, unlabeled: bool) -> list[str]:
@@ -81,18 +81,18 @@ def measure(bench: Bench, dataset: str, draw: int, method: str, unlabeled: bool)
     teacher = fit_semi_supervised_probe(features[known], labels[known], texts)
     if method == "probe":
         return accuracies(teacher.probe.logits(tests), test.labels, base)
-    labeled = images.subset(rows)
-    roles = roles_for(bench.clip, images, None)[0] if method == "dear" else None
+    labeled, clip = images.subset(rows), bench.clip(dataset)
+    roles = roles_for(clip, images, None)[0] if method == "dear" else None
     spec = Spec(method=method, seed=draw, calibrate=False, unlabeled_weight=0.0)
     if unlabeled:
         chosen = select_pseudo_labels(teacher.probabilities, labels == UNLABELED)
         pseudo = replace(images.subset(chosen.rows.tolist()), labels=chosen.labels)
         items = (*labeled.items, *pseudo.items)
         both = replace(labeled, items=items, labels=torch.cat([labeled.labels, pseudo.labels]))
-        model = fit(prepare(spec, both, drawn=True, clip=bench.clip, roles=roles))
+        model = fit(prepare(spec, both, drawn=True, clip=clip, roles=roles))
         return accuracies(model.probabilities(test).cpu(), test.labels, base)
     trained = ListedImages(labeled.items, labeled.labels, images.classes[:base], images.template, images.name)
-    model = fit(prepare(spec, trained, drawn=True, clip=bench.clip, roles=roles))
+    model = fit(prepare(spec, trained, drawn=True, clip=clip, roles=roles))
     every = model.with_classes(images.classes)
     return accuracies(every.probabilities(test).cpu(), test.labels, base)
 

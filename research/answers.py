@@ -46,7 +46,7 @@ from typing import Any
 
 import torch
 from answers_rows import append, hardware, rows_of, show
-from jobs import workers
+from measure.jobs import workers
 from measure.script import add_options, parser_of, read
 from torch import Tensor
 

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jobs import workers
+from measure.jobs import workers
 from measure.script import add_options, markdown, names, parser_of, read
 from shortcut_cells import CACHED, Plan, measure, plans
 from shortcut_parts import BALANCED, backbone, draw_of, probe, rows, seen

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jobs import workers
+from measure.jobs import workers
 from measure.script import arguments, names, numbers, record
 from torch import Tensor
 

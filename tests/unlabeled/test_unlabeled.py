@@ -185,8 +185,43 @@ def test_a_nuisance_that_dominates_the_feature_selects_the_space_of_the_texts() 
     parts = [0.5 * F.one_hot(truth, 2), 2.0 * F.one_hot(nuisance, 6)]
     features = torch.cat(parts, dim=1) + 0.05 * torch.randn(120, 8, generator=generator)
     features, texts = F.normalize(features, dim=1), torch.eye(8)[:2]
-    assert choose_graph(features, features.mean(dim=0), texts, truth)[1] == "text"
-    assert choose_graph(features, features.mean(dim=0), texts, nuisance)[1] == "image"
+    labels = torch.where(torch.arange(120) < 12, truth, UNLABELED)
+    mean = features.mean(dim=0)
+    assert choose_graph(features, mean, texts, truth, labels)[1] == "text"
+    assert choose_graph(features, mean, texts, nuisance, labels)[1] == "image"
+
+
+def test_neighbors_of_other_classes_do_not_spoil_the_answers() -> None:
+    """Few images of many classes in a noisy feature: good texts, but most neighbors are of other classes."""
+    generator = torch.Generator().manual_seed(0)
+    centers = torch.randn(40, 256, generator=generator)
+    truth = torch.randint(40, (300,), generator=generator)
+    features = F.normalize(centers[truth] + 4 * torch.randn(300, 256, generator=generator), dim=1)
+    texts = 50 * F.normalize(centers + torch.randn(40, 256, generator=generator), dim=1)
+    labels = torch.where(torch.arange(300) < 120, truth, UNLABELED)
+    fit = fit_semi_supervised_probe(features, labels, texts)
+    pool = labels == UNLABELED
+    only, both = (
+        float((probe.logits(features[pool]).argmax(dim=1) == truth[pool]).float().mean())
+        for probe in (fit.labeled_only, fit.probe)
+    )
+    assert both > only - 0.02  # 0.42 and 0.65 where answers propagate along these neighbors
+
+
+def test_words_that_answer_the_labels_no_better_than_chance_select_the_image_space() -> None:
+    """A probe fitted to few labels may follow wrong words, and then agrees with neighbors in their span."""
+    generator = torch.Generator().manual_seed(0)
+    truth, misleading = torch.arange(2).repeat(60), torch.randint(2, (120,), generator=generator)
+    parts = [
+        F.one_hot(misleading, 2),
+        2.0 * F.one_hot(truth, 2),
+        0.7 * torch.randn(120, 6, generator=generator),
+    ]
+    features, texts = F.normalize(torch.cat(parts, dim=1), dim=1), torch.eye(10)[:2]
+    mean, few = features.mean(dim=0), torch.arange(120) < 12
+    for labels, space in ((truth, "image"), (misleading, "text")):
+        known = torch.where(few, labels, UNLABELED)
+        assert choose_graph(features, mean, texts, misleading, known)[1] == space
 
 
 @pytest.mark.parametrize(
@@ -303,14 +338,14 @@ def test_cross_validation_holds_every_image_out_once() -> None:
     ("comparison", "reason"),
     [
         (Comparison(40, 30, 20, 2, 12), "no gain"),
-        (Comparison(40, 30, 31, 1, 0), "no gain"),
-        (Comparison(40, 30, 32, 3, 1), "no gain"),
-        (Comparison(40, 30, 35, 6, 1), "helps"),
+        (Comparison(40, 30, 29, 1, 2), "no gain"),
+        (Comparison(40, 30, 30, 1, 1), "no gain"),
+        (Comparison(40, 30, 31, 1, 0), "helps"),
         (Comparison(8, 6, 6, 0, 0), "unknown"),
         (Comparison(8, 6, 3, 0, 3), "no gain"),
     ],
 )
-def test_a_pool_is_left_out_unless_it_gains_more_than_a_standard_error(
+def test_a_pool_is_left_out_unless_more_held_out_images_are_answered_rightly(
     comparison: Comparison, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "compare_with_labeled_only", lambda *_: comparison)

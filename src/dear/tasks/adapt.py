@@ -13,6 +13,7 @@ from dear.data.inputs import as_images, is_frame
 from dear.data.open import open_data
 from dear.data.texts import read_texts
 from dear.data.tree import read_tree
+from dear.data.unlabeled import REST
 from dear.errors import DiskError, UsageError
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
@@ -214,9 +215,10 @@ def _log_plan(job: Job, held_out: ImageSet | None, resume: bool) -> None:
         _log.warning("notice: %s", notice)
     used = len(job.images)
     rest = job.available - used - len(job.unreadable)
-    unused = f" ({rest:,} more are not used)" if rest else ""
-    if job.pool is not None and job.pool.used:
-        unused += f" and {job.pool.used:,} unlabeled images"
+    unlabeled = 0 if job.pool is None else job.pool.used
+    rest -= unlabeled if job.spec.unlabeled == REST else 0  # they are of the same dataset
+    more = f" and {unlabeled:,} unlabeled images" if unlabeled else ""
+    unused = f"{more} ({rest:,} more are not used)" if rest else more
     testing = f"{len(held_out):,} images held out for testing" if held_out is not None else "none held out"
     steps = f"{job.recipe.epochs} epochs, {job.steps:,} steps" if job.steps else "no training steps"
     classes = len(job.method.classes)

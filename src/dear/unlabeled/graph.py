@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 NEIGHBORS = 5  #: of each image in the graph
+WORDS_ERROR = 0.05  #: of the test whether class names answer labeled images
 SHARPNESS = 8.0  #: an edge weighs exp(SHARPNESS * cosine)
 _BLOCK_NUMBERS = 2**25  # cosines in memory at once: 128 MiB
 _GPU_BLOCKS = 16  # times as many on a GPU: 2 GiB
@@ -139,23 +140,40 @@ def edge_agreement(graph: Tensor, answers: Tensor) -> float:
     return min(1.0, float(agreeing))  # rounding
 
 
-def choose_graph(features: Tensor, mean: Tensor, texts: Tensor, answers: Tensor) -> tuple[Tensor, str, float]:
+def words_answer(scores: Tensor, labels: Tensor) -> bool:
+    """Whether text scores [n, C] answer labeled images [n] better than chance (one-sided test, 5 %).
+
+    >>> words_answer(torch.eye(4), torch.arange(4)), words_answer(torch.eye(4), torch.tensor([0, 0, 0, 0]))
+    (True, False)
+    """
+    from scipy.stats import binom
+
+    right = int((scores.argmax(dim=1) == labels).sum())
+    return bool(binom.sf(right - 1, len(labels), 1 / scores.shape[1]) < WORDS_ERROR)
+
+
+def choose_graph(
+    features: Tensor, mean: Tensor, texts: Tensor, answers: Tensor, labels: Tensor
+) -> tuple[Tensor, str, float]:
     """The neighbor graph whose edges agree most with a probe's answers, its space, and that agreement.
 
     The neighbors of an image in the whole feature ("image") may share what the classes are not about: the
     place or the color where textures are named. Neighbors in the span of the class texts ("text") then agree
-    more often. Where the model hardly knows the words it is the other way round. No label is needed.
+    more often. Where the model hardly knows the words it is the other way round. A probe fitted to few labels
+    may follow the text scores although they are wrong, and agrees with neighbors in their span; that span is
+    therefore used only where the words answer the labeled images better than chance.
 
     Args:
         features: unit features [n, E].
         mean: their mean [E].
         texts: text features [C, E].
         answers: class of each image [n]: its label, or the answer of a probe fitted to labeled images alone.
+        labels: of the images [n], below 0 where there is none.
     """
-    centered = features - mean
+    centered, labeled = features - mean, labels >= 0
     graphs = {"image": neighbor_graph(F.normalize(centered, dim=1))}
     basis = text_span(texts)
-    if len(basis):
+    if len(basis) and words_answer(centered[labeled] @ texts.T, labels[labeled]):
         graphs["text"] = neighbor_graph(F.normalize(centered @ basis.T, dim=1))
     agreements = {name: edge_agreement(graph, answers) for name, graph in graphs.items()}
     best = max(agreements, key=lambda name: agreements[name])

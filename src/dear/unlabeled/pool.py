@@ -114,14 +114,25 @@ class Comparison:
         """Standard error of `gain`, at least that of one answer that changed."""
         return math.sqrt(max(1, self.gained + self.lost)) / self.images if self.images else math.inf
 
+    def facts(self) -> dict[str, float]:
+        """Accuracies and the standard error of their difference, for JSON; empty where none was held out."""
+        if not self.images:
+            return {}
+        return {
+            "images": self.images,
+            "labeled_only": round(self.labeled_only / self.images, 4),
+            "with_unlabeled": round(self.with_pool / self.images, 4),
+            "standard_error": round(self.error, 4),
+        }
+
     @property
     def helps(self) -> bool:
-        """Whether the gain exceeds its standard error.
+        """Whether more images are answered rightly with the unlabeled images.
 
-        >>> Comparison(40, 30, 32, 3, 1).helps, Comparison(40, 30, 34, 5, 1).helps
+        >>> Comparison(40, 30, 30, 3, 3).helps, Comparison(40, 30, 31, 2, 1).helps
         (False, True)
         """
-        return self.gain > self.error
+        return self.gain > 0
 
 
 Reason = Literal["helps", "no gain", "unknown", "unsure", "far", "empty"]
@@ -208,17 +219,16 @@ def decide_on_pool(
 def judge_pool(comparison: Comparison, confidence: float) -> Reason:
     """The result of a comparison on held-out labels for a pool.
 
-    "helps": more labels are answered correctly with it, by more than a standard error; "no gain": they are not.
-    Of fewer than `LEAST_COMPARED` labels only a loss of more than a standard error counts ("no gain");
-    otherwise the pool is used where the answers to it are certain ("unknown"), and not where they are not
-    ("unsure").
+    "helps": more labels are answered correctly with it; "no gain": not more. Of fewer than `LEAST_COMPARED`
+    labels only a loss of more than a standard error counts ("no gain"); otherwise the pool is used where the
+    answers to it are certain ("unknown"), and not where they are not ("unsure").
 
     Args:
         comparison: of held-out answers.
         confidence: mean probability of the answers to the pool.
 
     Example:
-        >>> judge_pool(Comparison(40, 30, 32, 3, 1), 0.9), judge_pool(Comparison(8, 6, 6, 0, 0), 0.9)
+        >>> judge_pool(Comparison(40, 30, 30, 3, 3), 0.9), judge_pool(Comparison(8, 6, 6, 0, 0), 0.9)
         ('no gain', 'unknown')
     """
     if comparison.images >= LEAST_COMPARED:

@@ -3,10 +3,10 @@
 With f a unit image feature, m the mean of all features, labeled or not, `z = unit(f - m)` and the centered
 text scores `s_c = scale (f - m) t_c`, the logits are `10 z W^T + b + a s`. W, b and the scalar a minimize the
 weighted mean cross-entropy plus `ridge |W|^2`, by L-BFGS. The first fit sees labeled images alone. Then, four
-times: the probe answers the unlabeled images, the answers propagate along the graph of nearest neighbors,
-are balanced and sharpened, and the probe is fitted to them and to the labels. The unlabeled images of a class
-together weigh at most half as much as its labels, so that the many images of a frequent class neither
-outweigh the labels nor change how often the probe answers with each class.
+times: the probe answers the unlabeled images, the answers propagate along the graph of nearest neighbors (not
+where these mostly have other answers), are balanced and sharpened, and the probe is fitted to them and to the
+labels. The unlabeled images of a class together weigh at most half as much as its labels, so that the many
+images of a frequent class neither outweigh the labels nor change how often the probe answers with each class.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dear.unlabeled.graph import centered_unit, choose_graph, propagate_labels
 UNLABELED = -1  #: label of an image without one, as in scikit-learn
 ROUNDS = 4
 STEPS = 2  #: of propagation in each round
+LEAST_AGREEMENT = 1 / 3  #: of neighbors with the probe; below it they are mostly of other classes
 BALANCE = 0.5  #: exponent of the class means that probabilities are divided by
 POWER = 1.5  #: to which probabilities are raised
 POOL_SHARE = 0.5  #: weight of the unlabeled images of a class compared with that of its labels, at most
@@ -211,14 +212,15 @@ def fit_semi_supervised_probe(
     space, agreement = "", 1.0
     if graph is None:
         answers = torch.where(labeled, labels, first.logits(features).argmax(dim=1))
-        graph, space, agreement = choose_graph(features, mean, texts, answers)
+        graph, space, agreement = choose_graph(features, mean, texts, answers, labels)
+    steps = STEPS if agreement >= LEAST_AGREEMENT else 0
     fitted = torch.cat([labeled.nonzero()[:, 0], draw_rows(pool, MOST_FITTED)])
     in_fit = labeled[fitted]
     weights = torch.ones_like(fitted, dtype=features.dtype)
     probe = first
     for _ in range(rounds):
         probabilities[pool] = probe.logits(features[pool]).softmax(dim=1)
-        probabilities = propagate_labels(graph, probabilities, labeled, STEPS)
+        probabilities = propagate_labels(graph, probabilities, labeled, steps)
         probabilities[pool] = balance_and_sharpen(probabilities[pool])
         weights[~in_fit] = pool_weights(probabilities[fitted[~in_fit]], truth.sum(dim=0))
         probe = fit_probe(features[fitted], probabilities[fitted], texts, mean, ridge, weights, start=probe)

@@ -100,7 +100,7 @@ class Pool:
             f"{before:.1%} without"
         )
         if self.reason == "no gain":
-            return f"{skipped}: {measured}, no gain above its standard error ({cross.error:.1%})"
+            return f"{skipped}: {measured}"
         return f"{start}: {measured}"
 
     def facts(self) -> dict[str, Any]:
@@ -117,13 +117,7 @@ class Pool:
             "nearness": {"median": round(self.nearness[0], 4), "limit": round(self.nearness[1], 4)},
         }
         if cross.images:
-            facts["cross_validation"] = {
-                "by": "method" if self.by_method else "probe",
-                "images": cross.images,
-                "labeled_only": round(cross.labeled_only / cross.images, 4),
-                "with_unlabeled": round(cross.with_pool / cross.images, 4),
-                "standard_error": round(cross.error, 4),
-            }
+            facts["cross_validation"] = {"by": "method" if self.by_method else "probe", **cross.facts()}
         if teacher is not None:
             classes, labels = teacher.images.classes, teacher.images.labels
             counts = torch.bincount(labels, minlength=len(classes)).tolist()
