@@ -178,7 +178,7 @@ def test_stage(method: Method, images: ImageSet, key: tuple[str, ...], place: Pl
     if key not in _pixels:
         view, parts = method.clip.config.view, torch.arange(len(images)).split(250)
         _pixels[key] = torch.cat([images.pixels(part.tolist(), view) for part in parts]).to(place.device)
-    stage = (*key, type(method), method.cut, method.class_token_at, method.clip.visual.dtype)
+    stage = (*key, type(method).inference_stage, method.cut, method.class_token_at, method.clip.visual.dtype)
     if stage not in _stages:
         with torch.no_grad():
             frozen = [method.inference_stage(_normalized(part, method)) for part in _pixels[key].split(250)]
