@@ -9,7 +9,7 @@ are added as cells finish; cells that are in `--out` or `--skip` are left out.
 
 A line of a plan: protocol, methods, datasets, images per class, seeds; several with commas. Cells are
 computed in the order of the lines. A method is `name`, `name@preset`, `name[option=value]`; of DeAR also
-`[roles=...]` (`measured`, or as in `dear ablate`) and `[pass=...]` (a variant of `few_shot/trial.py`).
+`[roles=...]` (`measured`, or as in `dear ablate`) and `[variant=...]` (of `few_shot/trial.py`).
 Datasets: names, or `dev`, the development sets, `report`, the others, `domains`, PACS and world:domains.
 
 Photos: `small` and all-mixed roles (`[roles=measured]`: those of --roles); world: `mini` and its roles.
@@ -18,11 +18,13 @@ Caltech101 has the first 40 classes; EuroSAT every third test image if the data 
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import re
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -48,6 +50,7 @@ from dear.heads.rules import derive_roles
 from dear.images.views import Size, normalize, read_views
 from dear.methods import find_method
 from dear.methods.base import Method
+from dear.methods.dear import DeAR
 from dear.methods.frozen import Frozen
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec
@@ -70,6 +73,8 @@ GROUPS = {
 }
 CALTECH_CLASSES = 40
 KEYS = ("protocol", "dataset", "held_out", "method", "shots", "seed")  #: of a cell in a CSV file
+RECIPE = {field.name for field in fields(Recipe)} - {"seed"}
+FACTORS = (0.001, 0.25, 0.5, 2.0)  #: of lambda, with `[factors=yes]`
 AT_ONCE = 1000  #: test images at once
 FIRST = 20  #: steps that `step_ms` leaves out: the first compile and record
 
@@ -199,19 +204,24 @@ def build(cell: Cell, place: Place, drawn: ImageSet) -> tuple[Method, Recipe]:
     changes = dict(pair.split("=", 1) for pair in bracket.rstrip("]").split(";") if pair)
     small = cell.dataset in PHOTOS
     clip = backbone(place.small if small else "mini", place.device)
-    roles, variant = changes.pop("roles", ""), changes.pop("pass", "")
+    changes.pop("factors", "")
+    roles, variant = changes.pop("roles", ""), changes.pop("variant", "")
     kind, backbone_name = find_method(name), place.small if small else "mini"
-    spec = Spec(method=name, preset=preset or None, options=changes, seed=cell.seed, balance=False)
+    recipe = {key: changes.pop(key) for key in [*changes] if key in RECIPE}
+    spec = Spec(
+        method=name, preset=preset or None, options=changes, recipe=recipe, seed=cell.seed, balance=False
+    )
     options = explicit_options(spec)
     if kind.uses_roles:
         options["roles"] = role_map(backbone_name, place.device, place.roles if small else "", roles)
         options["allow_other_roles"] = True
     if variant:
-        kind, some = VARIANTS[variant]
-        options |= some
+        kinds, more = zip(*(VARIANTS[part] for part in variant.split("+")), strict=True)
+        kind = kinds[0] if len(kinds) == 1 else type("Variant", kinds, {})
+        options |= {name: value for each in more for name, value in each.items()}
     method = kind(clip, drawn.classes, template=drawn.template, seed=cell.seed, **options)
-    recipe = recipe_for(spec, method, drawn.labels)
-    return method, replace(recipe, epochs=place.epochs) if place.epochs else recipe
+    trained = recipe_for(spec, method, drawn.labels)
+    return method, replace(trained, epochs=place.epochs) if place.epochs else trained
 
 
 def images_of(cell: Cell, place: Place) -> tuple[ImageSet, list[tuple[str, ImageSet]]]:
@@ -297,7 +307,22 @@ def _test(
         for mode in method.modes:
             logits = torch.cat([part[mode] for part in parts]).float().cpu()
             columns[mode].update(_accuracies(cell, name, logits, test.labels, len(method.classes)))
+        if "factors" in cell.method:
+            for factor, logits in _with_factors(work, stage):
+                row = columns.setdefault(f"lambda x {factor:g}", {"mode": f"lambda x {factor:g}"})
+                row.update(_accuracies(cell, name, logits, test.labels, len(method.classes)))
     return list(columns.values())
+
+
+@torch.no_grad()
+def _with_factors(method: DeAR, stage: Frozen) -> Iterator[tuple[float, Tensor]]:
+    """Logits of trained tokens with other values of lambda."""
+    sides = method.image_sides(stage, method.learned, method.clip.visual.correction)
+    trained = method.log_direction_weight.clone()
+    for factor in FACTORS:
+        method.log_direction_weight.copy_(trained + math.log(factor))
+        yield factor, method.class_logits(sides.fused).float().cpu()
+    method.log_direction_weight.copy_(trained)
 
 
 def _accuracies(cell: Cell, name: str, logits: Tensor, labels: Tensor, trained: int) -> dict[str, Any]:

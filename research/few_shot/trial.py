@@ -18,6 +18,9 @@ Variants whose frozen pass reads fewer patches, in training and in answers:
 - `half`: every second patch, as on a checkerboard.
 - `progressive`: every second patch in the first half of these layers, every fourth one in the others.
 
+Variants of lambda, the weight of class directions: `rate30` and `rate100` are its learning rate (10),
+`start0.5` its start (1, as a multiple of the best one on frozen features).
+
 The other variants change one option (`VARIANTS`); those of run 3 with another loss, and those
 with other first layers of early and text tokens, gained nothing and are not kept.
 
@@ -160,6 +163,28 @@ class ThinnedTwice(Thinned):
     halvings = 2
 
 
+class Weighted(DeAR):
+    """DeAR with another learning rate and start of lambda."""
+
+    rate = 10.0  #: as a multiple of the recipe's
+    start = 1.0  #: as a multiple of the best lambda on frozen features
+
+    def build(self, generator: torch.Generator) -> None:
+        """As in DeAR."""
+        super().build(generator)
+        self.log_direction_weight.lr_scale = self.rate
+
+    def _fit_directions(self, features: Tensor, labels: Tensor) -> None:
+        super()._fit_directions(features, labels)
+        if self.leaves_out:
+            self.log_direction_weight.add_(math.log(self.start))
+
+
+def weighted(rate: float, start: float) -> type[DeAR]:
+    """`Weighted` with these values."""
+    return type("Weighted", (Weighted,), {"rate": rate, "start": start})
+
+
 #: class and options of each variant
 VARIANTS: dict[str, tuple[type[DeAR], dict[str, Any]]] = {
     "strong": (DeAR, {}),
@@ -173,6 +198,12 @@ VARIANTS: dict[str, tuple[type[DeAR], dict[str, Any]]] = {
     "after": (ShiftedAfter, {}),
     "half": (Thinned, {}),
     "progressive": (ThinnedTwice, {}),
+    "rate30": (weighted(30, 1), {}),
+    "rate100": (weighted(100, 1), {}),
+    "start0.5": (weighted(10, 0.5), {}),
+    "start0.25": (weighted(10, 0.25), {}),
+    "rate30-start0.5": (weighted(30, 0.5), {}),
+    "rate100-start0.5": (weighted(100, 0.5), {}),
 }
 
 
