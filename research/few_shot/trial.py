@@ -13,6 +13,14 @@ once with early tokens. Variants with one pass:
   from the batch and answers from the training images.
 - `after`: trained as `strong`; only answers start as in `shift`.
 
+Variants whose frozen pass reads fewer patches, in training and in answers:
+
+- `half`: every second patch, as on a checkerboard.
+- `progressive`: every second patch in the first half of these layers, every fourth one in the others.
+
+Variants of lambda, the weight of class directions: `rate30` and `rate100` are its learning rate (10),
+`start0.5` its start (1, as a multiple of the best one on frozen features).
+
 The other variants change one option (`VARIANTS`); those of run 3 with another loss, and those
 with other first layers of early and text tokens, gained nothing and are not kept.
 
@@ -23,6 +31,7 @@ mixed.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from functools import lru_cache
@@ -127,6 +136,55 @@ class Adapted(DeAR):
         return visual.class_and_tokens(x, self.entry, edit)
 
 
+class Thinned(DeAR):
+    """DeAR whose frozen class token at layer J is computed from fewer patches."""
+
+    halvings = 1  #: of the number of patches
+
+    def inference_stage(self, pixels: Tensor, feature_of: Clip | None = None) -> Frozen:
+        """As in DeAR, with another class token."""
+        stage = super().inference_stage(pixels, feature_of)
+        visual, side = self.clip.visual, math.isqrt(stage.x.shape[1] - 1)
+        row, column = (torch.arange(side * side) // side, torch.arange(side * side) % side)
+        places = torch.arange(side * side)
+        x, first, halvings = stage.x, self.first, [(row + column) % 2 == 0, row % 2 == 0][: self.halvings]
+        with torch.no_grad():
+            for number, wanted in enumerate(halvings, 1):
+                kept = wanted[places].to(x.device)
+                x, places = torch.cat([x[:, :1], x[:, 1:][:, kept]], dim=1), places[wanted[places]]
+                last = self.first + (self.entry - self.first) * number // len(halvings) - 1
+                x, first = visual.run(x, first, last), last + 1
+        return stage._replace(class_token=x[:, :1])
+
+
+class ThinnedTwice(Thinned):
+    """The same, with fewer patches still in later layers."""
+
+    halvings = 2
+
+
+class Weighted(DeAR):
+    """DeAR with another learning rate and start of lambda."""
+
+    rate = 10.0  #: as a multiple of the recipe's
+    start = 1.0  #: as a multiple of the best lambda on frozen features
+
+    def build(self, generator: torch.Generator) -> None:
+        """As in DeAR."""
+        super().build(generator)
+        self.log_direction_weight.lr_scale = self.rate
+
+    def _fit_directions(self, features: Tensor, labels: Tensor) -> None:
+        super()._fit_directions(features, labels)
+        if self.leaves_out:
+            self.log_direction_weight.add_(math.log(self.start))
+
+
+def weighted(rate: float, start: float) -> type[DeAR]:
+    """`Weighted` with these values."""
+    return type("Weighted", (Weighted,), {"rate": rate, "start": start})
+
+
 #: class and options of each variant
 VARIANTS: dict[str, tuple[type[DeAR], dict[str, Any]]] = {
     "strong": (DeAR, {}),
@@ -138,6 +196,14 @@ VARIANTS: dict[str, tuple[type[DeAR], dict[str, Any]]] = {
     "class": (OnePass, {}),
     "shift": (Shifted, {}),
     "after": (ShiftedAfter, {}),
+    "half": (Thinned, {}),
+    "progressive": (ThinnedTwice, {}),
+    "rate30": (weighted(30, 1), {}),
+    "rate100": (weighted(100, 1), {}),
+    "start0.5": (weighted(10, 0.5), {}),
+    "start0.25": (weighted(10, 0.25), {}),
+    "rate30-start0.5": (weighted(30, 0.5), {}),
+    "rate100-start0.5": (weighted(100, 0.5), {}),
 }
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dear.clip.model import Clip
+from dear.data.batches import images_at_once
 from dear.data.content import source_of
 from dear.data.images import ImageSet, targets_of
 from dear.errors import DataError
@@ -123,6 +124,8 @@ class Feed:
             names = sorted(set(images.domains))
             self.domains = torch.tensor([names.index(d) for d in images.domains], device=self.device)
         self.decoded = TrainingPixels(images, self.size, self.device, least_area=recipe.scale[0])
+        on_cpu = self.device.type == "cpu"
+        self.walk_batch = recipe.batch if on_cpu else max(recipe.batch, images_at_once(clip))
         self._order: tuple[int, list[int]] = (-1, [])
         self._walks = 0
 
@@ -201,10 +204,13 @@ class Feed:
         return self._labeled(crop_batch(raw, boxes, flips, self.size), indices)
 
     def batches(self, augment: bool = False) -> Iterator[Batch]:
-        """Iterate over the set once in order, for `Method.prepare`; every iteration has new views."""
+        """Iterate over the set once in order, for `Method.prepare`; every iteration has new views.
+
+        On a GPU more images than a training step has are computed at once: small batches would only wait.
+        """
         self._walks += 1
-        for start in range(0, len(self.images), self.recipe.batch):
-            indices = range(start, min(start + self.recipe.batch, len(self.images)))
+        for start in range(0, len(self.images), self.walk_batch):
+            indices = range(start, min(start + self.walk_batch, len(self.images)))
             changed = augment and self.recipe.augment
             views = stream(self.recipe.seed, f"walk {self._walks}", start) if changed else None
             yield self.batch(indices, views)
