@@ -1,9 +1,9 @@
-"""How the step's time and memory grow with classes, attribute tokens, resolution and batch.
+"""How the step's time and memory grow with classes, resolution and batch.
 
     python benchmarks/growth.py --device cuda --csv benchmarks/results/growth.csv
 
-One of the four grows at a time, from batch 16, 50 classes, one token per attribute and 224 pixels. Beside
-the time stand the operations counted and their share by part (docs/performance.md has the counting).
+One of the three grows at a time, from batch 16, 50 classes and 224 pixels. Operations and their share by
+part are counted as in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from measure.task import SpeedTask
 
 import dear
 
-START = {"batch": 16, "classes": 50, "tokens": 1, "pixels": 224}
+START = {"batch": 16, "classes": 50, "pixels": 224}
 GROWTH = {
     "batch": (4, 16, 64, 128),
     "classes": (10, 100, 1000),
-    "tokens": (1, 4, 16),
     "pixels": (224, 336, 448),
 }
 
 
 def points() -> Iterator[tuple[str, dict[str, int]]]:
-    """What grows, and where it stands."""
+    """What grows, and the settings of the step."""
     for name, values in GROWTH.items():
         for value in values:
             yield name, {**START, name: value}
@@ -38,13 +37,13 @@ def points() -> Iterator[tuple[str, dict[str, int]]]:
 
 def measure(clip: dear.Clip, at: dict[str, int], repeats: int) -> dict[str, Any]:
     """Time, memory and operations of a step."""
-    task = SpeedTask(clip, at["batch"], at["classes"], tokens=at["tokens"])
+    task = SpeedTask(clip, at["batch"], at["classes"])
     steps = task.ours()
     held = peak(steps.run, clip.device)
     warm_up = 3 if clip.device.type == "cuda" else 1
     value = medians({"step": steps.run}, repeats, warm_up)["step"] / steps.count
     words = int(task.ids.argmax(-1).max()) + 1
-    count = dear_step(clip.config, at["batch"], at["classes"], words, tokens=5 * at["tokens"])
+    count = dear_step(clip.config, at["batch"], at["classes"], words)
     shares = {f"share_{name}": round(n / count.total, 4) for name, n in vars(count).items()}
     return {
         **at,

@@ -96,7 +96,6 @@ class SpeedTask:
         batch: images per step.
         classes: classes.
         precision: as in the recipe.
-        tokens: tokens per attribute.
         preset: name of DeAR's preset.
         changes: of its options.
     """
@@ -107,7 +106,6 @@ class SpeedTask:
         batch: int,
         classes: int,
         precision: str = "auto",
-        tokens: int = 1,
         preset: str = "paper",
         **changes: Any,
     ) -> None:
@@ -115,7 +113,7 @@ class SpeedTask:
         self.device = clip.device
         self.ids = token_ids(clip.config, classes)
         names = [f"class {i}" for i in range(classes)]
-        options = {**DeAR.preset(preset).options, "tokens_per_attribute": tokens, **changes}
+        options = {**DeAR.preset(preset).options, **changes}
         model = DeAR(clip, names, roles=roles_of(clip.config), ids=self.ids, **options)
         self.model = model.in_precision(precision)
         self.dtype = self.model.clip.visual.dtype

@@ -150,7 +150,7 @@ def missing_labels(labels: Sequence[Any]) -> list[int]:
 def unlabeled_indices(labels: Any) -> list[int]:
     """Indices of images without a label: None among names, -1 among whole numbers.
 
-    >>> unlabeled_places(["cat", None]), unlabeled_places([3, -1]), unlabeled_places(["cat", "-1"])
+    >>> unlabeled_indices(["cat", None]), unlabeled_indices([3, -1]), unlabeled_indices(["cat", "-1"])
     ([1], [1], [])
     """
     values = labels.tolist() if hasattr(labels, "tolist") else list(labels)

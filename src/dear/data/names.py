@@ -53,7 +53,7 @@ def readable(raw: str) -> str:
 def underscores_to_spaces(name: str) -> str:
     """A published class name with spaces instead of underscores, as in CoOp's code.
 
-    >>> spaced("american_pit_bull_terrier")
+    >>> underscores_to_spaces("american_pit_bull_terrier")
     'american pit bull terrier'
     """
     return " ".join(name.replace("_", " ").split())
