@@ -146,7 +146,7 @@ export run --onnx m.onnx --classes "," | --classes
 data check Imagnet | Imagnet & ImageNet
 studio --port 99999 | port & 99999 & 65535
 studio --max-upload-mb 0 | max_upload_mb & 0
-pretrain --out p --steps 0 | --steps & 0
+pretrain --out p --steps 0 | steps & 0
 predict run photos/red --csv empty | empty: & file
 predict run photos/red --csv note.txt/a.csv | note.txt/a.csv & note.txt
 explain run photos/red/0.png --out empty | empty: & file
@@ -170,7 +170,7 @@ bench base-to-novel --datasets photos --methods zeroshot --out g --log paper:x |
 bench base-to-novel --datasets photos --methods zeroshot --out g --template photos | photos & DATASET=TEMPLATE
 roles discover --images photos --out empty | empty: & file
 roles report table2 --out empty | empty: & file
-label next photos --classes a,b --out empty | empty: & file
+label next photos --classes a,b --out empty | empty
 label start nowhere --classes a,b --out labels.csv | nowhere
 label start photos --classes a,b --out note.txt/labels.csv | note.txt/labels.csv
 data check photos --backbone mini --out note.txt/s.csv | note.txt/s.csv

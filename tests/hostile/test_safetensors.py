@@ -61,11 +61,11 @@ def test_an_index_may_not_leave_its_folder(folder, tmp_path):
         "x" * 5000,
     ):
         index.write_text(json.dumps({"weight_map": {"logit_scale": name}}))
-        refused(folder, "index.json", "not in its folder")
+        refused(folder, "index.json")
     index.write_text(json.dumps({"weight_map": {"logit_scale": "gone.safetensors"}}))
-    refused(folder, "gone.safetensors is missing")
+    refused(folder, "gone.safetensors")
     index.write_text(json.dumps({"weight_map": []}))
-    refused(folder, "no weight_map")
+    refused(folder, "weight_map")
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -128,4 +128,4 @@ def test_names_that_stand_twice(folder):
     entry = '"logit_scale": {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}'
     text = ("{" + entry + ", " + entry + "}").encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 64)
-    refused(folder, "model.safetensors", "the key 'logit_scale' occurs twice")
+    refused(folder, "model.safetensors", "'logit_scale'")

@@ -49,11 +49,12 @@ def test_tools_of_scikit_learn(colors: tuple[list, list[str]]) -> None:
     images, names = colors
     assert is_classifier(quick())
     scores = cross_val_score(quick(calibrate=False), images, names, cv=2)
-    assert scores.shape == (2,)
+    assert np.isfinite(scores).all()  # NaN stands for a training that failed
     search = GridSearchCV(quick(calibrate=False), {"lr": [1e-4, 1e-1]}, cv=2).fit(images, names)
-    assert search.best_params_["lr"] in (1e-4, 1e-1)
+    assert search.best_estimator_.run_.spec.recipe["lr"] == search.best_params_["lr"]
     pipeline = make_pipeline(FunctionTransformer(), quick(calibrate=False)).fit(images, names)
-    assert set(pipeline.predict(images)) <= set(names)
+    alone = quick(calibrate=False).fit(images, names)
+    assert pipeline.predict(images).tolist() == alone.predict(images).tolist()
 
 
 def test_probabilities_sum_to_one_and_order_does_not_matter(colors: tuple[list, list[str]]) -> None:
