@@ -77,6 +77,7 @@ class Bench:
     files: Path  #: where images that are no files are written
     foreign: str = ""  #: dataset of the foreign images
     device: str = "cpu"
+    share: float = 0.0  #: most that all unlabeled images weigh relative to all labels; 0: the product decides
     sets: dict[str, tuple[ListedImages, ListedImages]] = field(default_factory=dict)
     pools: dict[Any, Pool] = field(default_factory=dict)  #: the last pool, for other methods
 
@@ -218,7 +219,7 @@ def measure(bench: Bench, cell: Cell, method: str, alone: float | None, forced: 
             "labels_per_class": cell.shots,
             "labels": cell.choice,
             "draw": cell.draw,
-            "pool": name,
+            "pool": f"{name}, share {bench.share:g}" if bench.share and count else name,
             "method": method,
             "accuracy": round(100 * accuracy, 2),
             "pool_images": count,
@@ -301,6 +302,9 @@ class Product:
 
     def train(self, pool: Pool) -> float:
         """Accuracy with a pool."""
+        if self.bench.share and pool.teacher is not None:
+            weight = min(1.0, self.bench.share * len(self.drawn) / pool.used)
+            pool = replace(pool, teacher=replace(pool.teacher, weight=weight))
         job = replace(self.job(), pool=pool)
         walked, rows = job.training_set
         recipe = recipe_for(
@@ -351,12 +355,12 @@ def measure_features(
 
 
 @lru_cache(maxsize=1)
-def bench_of(backbone: str, root: str, files: str, foreign: str, device: str) -> Bench:
+def bench_of(backbone: str, root: str, files: str, foreign: str, device: str, share: float) -> Bench:
     """The bench of this process."""
-    return Bench(backbone, Path(root), Path(files), foreign, device)
+    return Bench(backbone, Path(root), Path(files), foreign, device, share)
 
 
-def read_images(place: Sequence[str], dataset: str, roles: bool) -> None:
+def read_images(place: Sequence[Any], dataset: str, roles: bool) -> None:
     """Write what later calls in other processes read: images of the world, features, role maps."""
     bench = bench_of(*place)
     bench.features(dataset)
@@ -365,7 +369,7 @@ def read_images(place: Sequence[str], dataset: str, roles: bool) -> None:
 
 
 def measure_draw(
-    place: Sequence[str], cell: Cell, pools: Sequence[str], methods: Sequence[str], forced: bool, out: Path
+    place: Sequence[Any], cell: Cell, pools: Sequence[str], methods: Sequence[str], forced: bool, out: Path
 ) -> None:
     """Measure all methods and pools of one draw; every row is on disk before the next is measured."""
     bench = bench_of(*place)
@@ -406,12 +410,13 @@ def main() -> None:
         choices="random",
         foreign=("", "dataset of the images in the pool 'foreign'"),
         forced=(False, "also train with pools that the product leaves out"),
+        share=(0.0, "most that all unlabeled images weigh relative to all labels; 0: what the product does"),
         files=str(Path(tempfile.gettempdir()) / "dear-unlabeled"),
         device="cpu",
         jobs=1,
         out=Path,
     )
-    place = (options.backbone, options.root, options.files, options.foreign, options.device)
+    place = (options.backbone, options.root, options.files, options.foreign, options.device, options.share)
     datasets, methods, pools = names(options.datasets), names(options.methods), names(options.pools)
     every = [*datasets, *([options.foreign] if options.foreign else [])]
     calls = [

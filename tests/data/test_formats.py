@@ -16,6 +16,8 @@ from dear.data.open import default_split, open_data
 from dear.data.stored import Box
 from dear.errors import DataError, InputError, UsageError
 from dear.images.open import open_image
+from dear.runs.recipe import Recipe
+from dear.train.crossval import Trials
 
 pandas = pytest.importorskip("pandas")
 pyarrow = pytest.importorskip("pyarrow")
@@ -151,6 +153,20 @@ def test_boxes_of_one_image_are_on_one_side(tmp_path: Path) -> None:
     train, test = (open_data(tmp_path / "boxes.csv", split) for split in ("train", "test"))
     assert not set(train.files) & set(test.files)
     assert len(test) == 16
+
+
+def test_boxes_of_one_image_are_held_out_together(tmp_path: Path) -> None:
+    lines = ["path,label,x,y,width,height"]
+    generator = np.random.default_rng(0)
+    for number in range(12):  # each photo has four different boxes
+        Image.fromarray(generator.integers(0, 256, (16, 64, 3), np.uint8)).save(tmp_path / f"{number}.png")
+        lines += [f"{number}.png,{label},{16 * place},0,16,16" for place, label in enumerate("abab")]
+    (tmp_path / "boxes.csv").write_text("\n".join(lines))
+    images = open_data(tmp_path / "boxes.csv", "all")
+    folds = Trials(images, Recipe()).folds(3)
+    assert sum(map(len, folds)) == len(images)
+    held = [{images.files[row] for row in fold.tolist()} for fold in folds]
+    assert len(set.union(*held)) == sum(map(len, held)) == 12
 
 
 @pytest.mark.parametrize("columns", ["path,label", "path,label,x,y,width,height"])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -183,6 +183,19 @@ class Duplicates:
         rows = list(indices)
         return replace(self, units=self.units[rows], contents=tuple(self.contents[row] for row in rows))
 
+    def joined(self, keys: Sequence[str]) -> Duplicates:
+        """Units that also hold all images of the same key [n], such as the boxes of one photo.
+
+        >>> Duplicates(np.array([0, 1, 2]), (b"", b"", b"")).joined(["p.jpg", "q.jpg", "p.jpg"]).units
+        array([0, 1, 0])
+        """
+        places, pairs = np.arange(len(keys)), []
+        for values in (self.units.tolist(), keys):
+            first: dict[Hashable, int] = {}
+            shared = [first.setdefault(value, place) for place, value in enumerate(values)]
+            pairs.append((places, np.array(shared, np.int64)))
+        return replace(self, units=_connected(places, pairs))
+
     def facts(self) -> dict[str, int | bool]:
         """Plain values for JSON."""
         return {
@@ -279,18 +292,23 @@ def _find(contents: tuple[bytes, ...], source: Callable[[int], ImageLike], near:
     if not near or len(distinct) > MOST_IMAGES:
         return Duplicates(first, contents, copies, searched=False)
     nodes, prints = _stored_prints(distinct, source)
-    units = np.arange(len(contents))
     pairs = [(nodes[a], nodes[b]) for a, b, _ in matching_pairs(prints)]
-    if pairs:
-        from scipy.sparse import coo_matrix
-        from scipy.sparse.csgraph import connected_components
-
-        rows, columns = (np.concatenate(part) for part in zip(*pairs, strict=True))
-        graph = coo_matrix((np.ones(len(rows), np.bool_), (rows, columns)), shape=(len(units), len(units)))
-        _, component = connected_components(graph, directed=False)
-        units = np.unique(component, return_index=True)[1][component]
-    units = units[first]
+    units = _connected(np.arange(len(contents)), pairs)[first]
     return Duplicates(units, contents, copies, len(distinct) - len(np.unique(units)))
+
+
+def _connected(places: IntArray, pairs: Sequence[tuple[IntArray, IntArray]]) -> IntArray:
+    """The first place [n] that each of the places [n] is connected to by pairs."""
+    if not pairs:
+        return places
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    rows, columns = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    graph = coo_matrix((np.ones(len(rows), np.bool_), (rows, columns)), shape=(len(places), len(places)))
+    _, component = connected_components(graph, directed=False)
+    first: IntArray = np.unique(component, return_index=True)[1][component]
+    return first
 
 
 def _stored_prints(indices: IntArray, source: Callable[[int], ImageLike]) -> tuple[IntArray, Prints]:

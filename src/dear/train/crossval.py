@@ -17,6 +17,7 @@ from torch import Tensor
 from dear.data.duplicates import Duplicates, find_duplicates
 from dear.data.folds import assign_folds
 from dear.data.images import ImageSet
+from dear.data.stored import BoxedImages
 from dear.data.unlabeled import Relabeled
 from dear.methods.base import Method
 from dear.runs.model import Model
@@ -136,8 +137,11 @@ class Trials:
         return find_duplicates(self.images) if self.duplicates is None else self.duplicates
 
     def folds(self, count: int) -> list[Tensor]:
-        """Indices of the images of each of `count` folds."""
-        return image_folds(self.images.labels, count, self.recipe.seed, self.copies)
+        """Indices of the images of each of `count` folds; boxes of one photo are held out together."""
+        copies = self.copies
+        if isinstance(self.images, BoxedImages):
+            copies = copies.joined(self.images.files)
+        return image_folds(self.images.labels, count, self.recipe.seed, copies)
 
     def distinct(self, rows: Tensor) -> Tensor:
         """One index of `rows` [n] per unit and class, ascending: copies add no information about a method.
