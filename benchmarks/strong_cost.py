@@ -6,18 +6,25 @@ r"""Cost of DeAR's `strong` on a CPU: a training step compared with MMRL's, pred
 The step is that of `views=4`, the default on a CPU: the frozen part of an image is computed before the clock
 starts. Predictions start at pixels. The measured functions take turns; results are medians of the CPU seconds
 of the process, which other processes change little.
+
+    OMP_NUM_THREADS=1 python benchmarks/strong_cost.py --backbone SMALL --epochs 10 --images 160 \
+        --csv benchmarks/results/strong_training.csv
+
+measures whole trainings instead, with decoding and the frozen part of all images; features are computed anew.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from measure.clock import medians
 from measure.script import arguments, record
+from measure.task import noise
 
 import dear
 from dear.clip.model import Clip
@@ -26,7 +33,10 @@ from dear.methods import DeAR, find_method
 from dear.methods.base import Method
 from dear.methods.frozen import Batch
 from dear.runs.recipe import Recipe
+from dear.runs.spec import Spec
 from dear.train.loop import optimizer_of, rates_of
+from dear.train.run import train
+from dear.train.setup.prepare import recipe_for
 
 
 def build(clip: Clip, name: str, preset: str | None, classes: int) -> Method:
@@ -56,12 +66,33 @@ def training_step(
     return step
 
 
+def training_row(clip: Clip, classes: int, count: int, epochs: int) -> dict[str, object]:
+    """CPU seconds of whole trainings of `strong` and MMRL on random images, as `dear adapt` trains."""
+    seconds: dict[str, float] = {}
+    for name in ("dear", "mmrl"):
+        method = build(clip, name, None, classes)
+        images = noise(classes, count, 160, 160)
+        recipe = replace(recipe_for(Spec(method=name), method, images.labels), epochs=epochs)
+        began = time.process_time()
+        train(method, images, recipe)
+        seconds[name] = time.process_time() - began
+    row: dict[str, object] = {"images": count, "classes": classes, "epochs": epochs}
+    row |= {
+        f"{title}_cpu_s": round(seconds[name], 1) for title, name in (("strong", "dear"), ("mmrl", "mmrl"))
+    }
+    return row | {"strong_to_mmrl": round(seconds["dear"] / seconds["mmrl"], 2)}
+
+
 def main() -> None:
     options = arguments(
         __doc__, backbone="mini", classes=10, batch=4, images=40, answers=16, precision="bfloat16", repeats=9,
-        csv=Path,
+        epochs=(0, "of whole trainings; 0: steps and answers"), csv=Path,
     )  # fmt: skip
     clip = dear.load(options.backbone, device="cpu")
+    if options.epochs:
+        row = training_row(clip, options.classes, options.images, options.epochs)
+        record(options.csv, [{"backbone": Path(options.backbone).name, **row}])
+        return
     size = clip.config.vision.image_size
     torch.manual_seed(0)
     images = torch.randn(options.images, 3, size, size)

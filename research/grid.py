@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 from few_shot.trial import VARIANTS, Shifted
-from jobs import workers
+from measure.jobs import workers
 from measure.script import names, numbers, parser_of, read
 from PIL import Image
 from torch import Tensor

@@ -1,6 +1,6 @@
 """Choose a variant of `strong` by the rules of run 6 and 7 from rows of `grid.py`; write the plan to test it.
 
-    python research/grid_choose.py research/results/grid.csv trials.csv --plan chosen.txt
+    python research/grid_choose.py research/results/grid.csv --plan chosen.txt
 
 The rules are in `few_shot/RULES.md`. Seeds 1 and 2 of the development sets count.
 """
@@ -13,6 +13,7 @@ import pandas as pd
 from grid import GROUPS, KEYS
 from measure.script import parser_of
 
+STRONG = "dear[variant=rate10]"  #: the recipe of that time
 RIVALS = (
     "mmrl",
     "promptsrc",
@@ -61,7 +62,7 @@ def base_to_novel(rows: pd.DataFrame, method: str) -> dict[tuple[str, str], floa
 
 def eligible(rows: pd.DataFrame, method: str) -> bool:
     """Whether base-to-novel is no more than `MARGIN` worse than with `strong`."""
-    strong, other = base_to_novel(rows, "dear"), base_to_novel(rows, method)
+    strong, other = base_to_novel(rows, STRONG), base_to_novel(rows, method)
     return set(other) == set(strong) and all(other[key] >= strong[key] - MARGIN for key in strong)
 
 
@@ -71,7 +72,7 @@ def main() -> None:
     parser.add_argument("--plan", type=Path, required=True)
     options = parser.parse_args()
     rows = rows_of(options.rows)
-    strong = few_shot(rows, "dear")
+    strong = few_shot(rows, STRONG)
     best: dict[tuple[str, int], float] = {}
     for rival in RIVALS:
         for key, value in few_shot(rows, rival).items():
@@ -79,7 +80,11 @@ def main() -> None:
     variants = sorted(
         name
         for name in set(rows.method)
-        if name.startswith("dear[") and "roles" not in name and "center" not in name
+        if name.startswith("dear")
+        and "@" not in name
+        and name != STRONG
+        and "roles" not in name
+        and "center" not in name
     )
     passes = [
         name
@@ -87,11 +92,11 @@ def main() -> None:
         if "variant=" in name and _inside(name) in (*PASSES, "class", "shift", "after")
     ]
     ranked = []
-    for name in ["dear", *(name for name in variants if name not in passes and "factors" not in name)]:
+    for name in [STRONG, *(name for name in variants if name not in passes and "factors" not in name)]:
         cells = {**strong, **few_shot(rows, name)}  # cells that a variant does not change are not computed
         missed = sum(cells[key] < best[key] - BEHIND for key in cells)
         mean = sum(cells.values()) / len(cells)
-        fits = name == "dear" or eligible(rows, name)
+        fits = name == STRONG or eligible(rows, name)
         ranked.append((not fits, missed, -mean, name))
         print(
             f"{name:32} eligible {fits!s:5} missed {missed} mean {mean:.2f}",
@@ -99,12 +104,12 @@ def main() -> None:
             base_to_novel(rows, name),
         )
     _, missed, mean, chosen = min(ranked)
-    own = next(row for row in ranked if row[3] == "dear")
+    own = next(row for row in ranked if row[3] == STRONG)
     if missed == own[1] and own[2] - mean < TIE:
-        chosen = "dear"
+        chosen = STRONG
     cheap = [name for name in PASSES if _cheap(rows, f"dear[variant={name}]", strong)]
     print("chosen:", chosen, "passes:", cheap)
-    lines = [] if chosen == "dear" else _plan(chosen, "dev,report", True)
+    lines = [] if chosen == STRONG else _plan(chosen, "dev,report", True)
     if cheap:
         lines += _plan(_joined(chosen, cheap[0]), "dev,report", False)
     options.plan.write_text("\n".join(lines) + "\n")
@@ -125,7 +130,7 @@ def _cheap(rows: pd.DataFrame, name: str, strong: dict[tuple[str, int], float]) 
 def _joined(chosen: str, name: str) -> str:
     if "variant=" in chosen:
         return chosen.replace("variant=", f"variant={name}+")
-    return f"dear[variant={name}]" if chosen == "dear" else chosen.replace("]", f";variant={name}]")
+    return f"dear[variant={name}]" if chosen == STRONG else chosen.replace("]", f";variant={name}]")
 
 
 def _plan(name: str, datasets: str, domains: bool) -> list[str]:

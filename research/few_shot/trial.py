@@ -18,8 +18,8 @@ Variants whose frozen pass reads fewer patches, in training and in answers:
 - `half`: every second patch, as on a checkerboard.
 - `progressive`: every second patch in the first half of these layers, every fourth one in the others.
 
-Variants of lambda, the weight of class directions: `rate30` and `rate100` are its learning rate (10),
-`start0.5` its start (1, as a multiple of the best one on frozen features).
+Variants of lambda, the weight of class directions: `rate10`, `rate30`, and `rate100` are its learning rate,
+`start0.5` its start (1, as a multiple of the best one on frozen features), with rate 10 unless named.
 
 The other variants change one option (`VARIANTS`); those of run 3 with another loss, and those
 with other first layers of early and text tokens, gained nothing and are not kept.
@@ -53,7 +53,7 @@ from dear.data.open import BENCHMARKS, open_data
 from dear.data.shots import few_shot
 from dear.heads.known_roles import known_roles
 from dear.heads.roles import RoleMap
-from dear.methods.dear import DeAR, Learned
+from dear.methods.dear import DIRECTION_RATE, DeAR, Learned
 from dear.methods.frozen import Frozen
 from dear.runs.recipe import Recipe
 from dear.train.run import train
@@ -166,7 +166,7 @@ class ThinnedTwice(Thinned):
 class Weighted(DeAR):
     """DeAR with another learning rate and start of lambda."""
 
-    rate = 10.0  #: as a multiple of the recipe's
+    rate = DIRECTION_RATE  #: as a multiple of the recipe's
     start = 1.0  #: as a multiple of the best lambda on frozen features
 
     def build(self, generator: torch.Generator) -> None:
@@ -198,6 +198,7 @@ VARIANTS: dict[str, tuple[type[DeAR], dict[str, Any]]] = {
     "after": (ShiftedAfter, {}),
     "half": (Thinned, {}),
     "progressive": (ThinnedTwice, {}),
+    "rate10": (weighted(10, 1), {}),
     "rate30": (weighted(30, 1), {}),
     "rate100": (weighted(100, 1), {}),
     "start0.5": (weighted(10, 0.5), {}),

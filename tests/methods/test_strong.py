@@ -99,7 +99,7 @@ def test_rates_are_multiples_of_the_recipes_for_the_tensors_that_are_named() -> 
     multiple = {id(p): group["multiple"] for group in optimizer.param_groups for p in group["params"]}
     found = {name: multiple[id(p)] for name, p in model.named_parameters()}
     rates = {"tokens": 5.0, "text_tokens": 3.0, "p_attr": 0.5, "v": 100.0, "early_tokens": 7.0}
-    assert found == {**rates, "log_direction_weight": 10.0}
+    assert found == {**rates, "log_direction_weight": 30.0}
     gates = Purify(tiny_clip(), NAMES, ids=token_ids(), gate_rate=20.0)
     assert gates.scalars.lr_scale == 20.0
 

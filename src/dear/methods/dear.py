@@ -58,7 +58,7 @@ from dear.methods.options import Preset
 from dear.methods.role_masks import layer_mask
 from dear.methods.tensors import distance, label_loss, normal, unit
 
-DIRECTION_RATE = 10.0  #: learning rate of log lambda, as a multiple of the recipe's
+DIRECTION_RATE = 30.0  #: learning rate of log lambda, as a multiple of the recipe's
 
 
 class Learned(NamedTuple):
