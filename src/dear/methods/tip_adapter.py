@@ -7,7 +7,9 @@ Tip-Adapter-F goes on to train the keys.
 Departures: the authors search alpha and beta on validation images per dataset; here each training image is
 classified by the keys of the others, and the most accurate pair is used. Their code keeps the epoch of
 Tip-Adapter-F that is best on test data; here the last is used. Neither can predict novel classes, which the
-cache does not contain.
+cache does not contain. Votes grow with the number of images, so a method trained on a cross-validation fold
+would be less confident than one trained on all images, and thresholds fitted on folds would be too low; folds
+therefore scale their votes to the `images` per class of the full training set.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from dear.data.folds import equal_rows
 from dear.methods.base import Method
 from dear.methods.focus import FeatureReader, FocusConfig, training_features
 from dear.methods.frozen import Batches, Frozen
-from dear.methods.options import Count, NotNegative
+from dear.methods.options import Count, NotNegative, Positive
 from dear.methods.tensors import indicators, scores, unit
 
 
@@ -35,6 +37,7 @@ class TipAdapterConfig(FocusConfig):
     #: decay of a key's influence with distance; None: chosen on the training images
     beta: NotNegative | None = None
     views: Count = 10  #: random views per image to average; 0: the whole image, without augmentation
+    images: Positive | None = None  #: images per class that votes are scaled to; None: the actual number
 
 
 #: Candidates for alpha, as multiples of CLIP's logit scale, and for beta.
@@ -80,8 +83,14 @@ class TipAdapter(Method):
         self.labels = labels.long()
         zero_shot = scores(self.clip, images, self.prompts.frozen)
         alpha, beta = choose_votes(keys, self.labels, zero_shot, self.clip.logit_scale, self.config)
-        self.alpha, self.beta = self.alpha.new_tensor(alpha), self.beta.new_tensor(beta)
+        self.alpha, self.beta = self.alpha.new_tensor(alpha * self._vote_scale()), self.beta.new_tensor(beta)
         return keys
+
+    def _vote_scale(self) -> float:
+        """Factor of alpha: the images per class that votes are scaled to, relative to those of the cache."""
+        if self.config.images is None or self.several:  # several labels are scaled by `vote_weights`
+            return 1.0
+        return self.config.images * len(self.classes) / len(self.labels)
 
     def facts(self) -> dict[str, Any]:
         return {"alpha": float(self.alpha), "beta": float(self.beta)}
@@ -89,7 +98,12 @@ class TipAdapter(Method):
     def settled_config(self) -> TipAdapterConfig:
         if not len(self.labels):
             return self.config
-        return replace(self.config, alpha=float(self.alpha), beta=float(self.beta))
+        return replace(
+            self.config,
+            alpha=float(self.alpha) / self._vote_scale(),
+            beta=float(self.beta),
+            images=self.config.images or len(self.labels) / len(self.classes),
+        )
 
     def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
         if not {"keys", "labels"} <= set(state):  # `load_adapter_state` reports missing tensors
