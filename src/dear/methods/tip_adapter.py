@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dear.data.folds import equal_rows
+from dear.data.folds import IntArray, equal_rows
 from dear.methods.base import Method
 from dear.methods.focus import FeatureReader, FocusConfig, training_features
 from dear.methods.frozen import Batches, Frozen
@@ -53,7 +53,7 @@ class TipAdapter(Method):
 
     name, title = "tip-adapter", "Tip-Adapter"
     about = "compares with stored training images; nothing is trained, trained classes only"
-    quick = True
+    quick, holds_out = True, True
     open_classes = False  # the cached labels number the classes
     Config, can_focus, several_labels = TipAdapterConfig, True, True
     own_view_options = {"views": 0}
@@ -77,12 +77,12 @@ class TipAdapter(Method):
 
     def _fill(self, batches: Batches) -> Tensor:
         """The keys [n, W]; sets labels, alpha and beta."""
-        keys, images, labels = training_features(
+        keys, images, labels, units = training_features(
             self.clip, self.reader, batches, self.config.views, mean=True
         )
         self.labels = labels.long()
         zero_shot = scores(self.clip, images, self.prompts.frozen)
-        alpha, beta = choose_votes(keys, self.labels, zero_shot, self.clip.logit_scale, self.config)
+        alpha, beta = choose_votes(keys, self.labels, zero_shot, self.clip.logit_scale, self.config, units)
         self.alpha, self.beta = self.alpha.new_tensor(alpha * self._vote_scale()), self.beta.new_tensor(beta)
         return keys
 
@@ -150,12 +150,17 @@ def vote_weights(labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def choose_votes(
-    keys: Tensor, labels: Tensor, zero_shot: Tensor, temperature: float, config: TipAdapterConfig
+    keys: Tensor,
+    labels: Tensor,
+    zero_shot: Tensor,
+    temperature: float,
+    config: TipAdapterConfig,
+    units: IntArray | None = None,
 ) -> tuple[float, float]:
     """The alpha and beta with the best leave-one-out accuracy on the training images; ties by likelihood.
 
-    An image and its copies (equal keys) do not vote for it, so its class loses votes; the other votes for its
-    class are scaled up to compensate. Images that are the only one of their class are ignored.
+    An image and its copies do not vote for it, so its class loses votes; the other votes for its class are
+    scaled up to compensate. Images that are the only one of their class are ignored.
 
     Args:
         keys: of the training images, [n, W].
@@ -163,6 +168,7 @@ def choose_votes(
         zero_shot: CLIP's logits of these images, [n, C].
         temperature: CLIP's logit scale, the unit of alpha.
         config: values of alpha and beta that are not None are kept.
+        units: [n], copies of an image have the same; None: images with equal keys are copies.
     """
     alphas = tuple(temperature * share for share in ALPHAS) if config.alpha is None else (config.alpha,)
     betas = BETAS if config.beta is None else (config.beta,)
@@ -170,8 +176,8 @@ def choose_votes(
         return alphas[0], betas[0]
     truth = indicators(labels, zero_shot.shape[1]).to(keys.dtype)  # [n, C]
     counts, several = truth.sum(dim=0), labels.ndim == 2  # [C]
-    units = torch.from_numpy(equal_rows(keys)).to(keys.device)
-    copies = units[:, None] == units  # [n, n]
+    numbers = torch.from_numpy(equal_rows(keys) if units is None else units).to(keys.device)
+    copies = numbers[:, None] == numbers  # [n, n]
     others = counts - copies.to(truth.dtype) @ truth  # images of each class that are no copies of one, [n, C]
     rows = torch.arange(len(labels)) if several else ((others * truth).amax(dim=1) > 0).nonzero()[:, 0]
     if not len(rows):

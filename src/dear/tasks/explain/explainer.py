@@ -26,6 +26,8 @@ from torch import Tensor
 from dear.calibration.scales import apply_scales
 from dear.clip.model import Clip
 from dear.data.batches import Images, image_set, over_batches, pixels_for
+from dear.data.duplicates import Prints, find_duplicates, matching_pairs, read_prints
+from dear.data.folds import IntArray
 from dear.data.images import ImageSet
 from dear.errors import DataError, UsageError
 from dear.heads.concept_words import known_concepts, readable_words, value_features
@@ -109,7 +111,7 @@ class Explainer:
         self.mode = model.pick_mode(mode)
         self.role_map = roles or self.method.roles or known_roles(model.clip.plain)
         self.groups: HeadGroups = head_groups(model.clip.config.vision, self.role_map)
-        self.images = None if reference is None else _balanced_subset(reference, REFERENCE)
+        self.images = None if reference is None else _distinct_subset(reference, REFERENCE)
         self._progress = progress
 
     # -- computing --------------------------------------------------------------------------------
@@ -228,11 +230,11 @@ class Explainer:
 
         def run(some: ImageSet, rows: list[int]) -> list[Explanation]:
             pixels = pixels_for(self.method.clip, some, rows)
-            names = [every.key(row) for row in rows]
+            names, copies = [every.key(row) for row in rows], self._copies_of(every.subset(rows))
             return (
-                self._explain_labels(pixels, names, chosen[0])
+                self._explain_labels(pixels, names, copies, chosen[0])
                 if self.several
-                else self._explain(pixels, names, chosen)
+                else self._explain(pixels, names, copies, chosen)
             )
 
         parts, _ = over_batches(images, run, self.method.clip, progress=progress, batch=BATCH)
@@ -309,7 +311,9 @@ class Explainer:
         """Of several labels: the calibrated logit [C] from which an image has each label."""
         return self.model.scale.limits(self.mode).double().clamp(1e-6, 1 - 1e-6).logit()
 
-    def _explain_labels(self, pixels: Tensor, names: Sequence[str], label: int | None) -> list[Explanation]:
+    def _explain_labels(
+        self, pixels: Tensor, names: Sequence[str], copies: Sequence[set[int]], label: int | None
+    ) -> list[Explanation]:
         """Explanations of each answered label, or of `label`; of none, that closest to its threshold."""
         logits = self.model.scale.calibrated(self.model.forward(pixels)[self.mode].float().cpu(), self.mode)
         above = logits - self.limits
@@ -322,17 +326,24 @@ class Explainer:
             part = rows[start : start + BATCH]
             places = torch.tensor([image for image, _ in part])
             chosen = torch.tensor([[each] for _, each in part])
-            result += self._explain(pixels[places], [names[image] for image, _ in part], (), chosen)
+            which = [image for image, _ in part]
+            result += self._explain(
+                pixels[places], [names[i] for i in which], [copies[i] for i in which], (), chosen
+            )
         return result
 
     def _explain(
         self,
         pixels: Tensor,
         names: Sequence[str],
+        copies: Sequence[set[int]],
         chosen: Sequence[int | None],
         labels: Tensor | None = None,
     ) -> list[Explanation]:
-        """Explanations of two classes, or of several labels [B, 1] and their thresholds."""
+        """Explanations of two classes, or of several labels [B, 1] and their thresholds.
+
+        `copies` are places of the reference images that show the same as each image.
+        """
         trace = self.trace(pixels)
         logits = trace.logits.cpu()
         pairs = self.pairs(logits, chosen) if labels is None else labels
@@ -347,7 +358,7 @@ class Explainer:
             by_head, scores = _with_zeros(by_head), torch.cat([scores, limits.to(scores)])
         probabilities = self.model.scale.probabilities(logits.float())
         without_heads, without_concepts = self._counterfactuals(trace, pairs, logits)
-        neighbors = self._neighbors(trace, by_head)
+        neighbors = self._neighbors(trace, by_head, copies)
         unknown = table[UNKNOWN].abs().sum(0) if UNKNOWN in table else torch.zeros(len(names))
         total = torch.stack([value.abs().sum(0) for value in table.values()]).sum(0)
         notices, views = tuple(self.notices(trace)), self._views(pixels)
@@ -580,8 +591,29 @@ class Explainer:
         clip = self.method.clip
         return head_maps(clip, range(1, clip.config.vision.layers + 1)).float().cpu()
 
-    def _neighbors(self, trace: Trace, parts: Tensor) -> list[tuple[Neighbor, ...]]:
-        """Reference images most alike in the heads of the group that decides, for parts [2, B, L, H]."""
+    def _copies_of(self, images: ImageSet) -> list[set[int]]:
+        """The reference images, by their places, that are an image itself or a copy of it; for each image."""
+        copies: list[set[int]] = [set() for _ in range(len(images))]
+        if self.reference is not None:
+            (rows, prints), (places, others) = read_prints(images), self._reference_prints
+            for first, second, _ in matching_pairs(prints, others):
+                for i, j in zip(rows[first].tolist(), places[second].tolist(), strict=True):
+                    copies[i].add(j)
+        return copies
+
+    @cached_property
+    def _reference_prints(self) -> tuple[IntArray, Prints]:
+        """Places of the reference images and what their copies are found by."""
+        assert self.reference is not None
+        return read_prints(self.reference.images)
+
+    def _neighbors(
+        self, trace: Trace, parts: Tensor, copies: Sequence[set[int]]
+    ) -> list[tuple[Neighbor, ...]]:
+        """Reference images most alike in the heads of the group that decides, for parts [2, B, L, H].
+
+        `copies` are places of the reference images that each image is not compared with.
+        """
         reference = self.reference
         if reference is None:
             return []
@@ -593,8 +625,9 @@ class Explainer:
             near, query = (self._space(rows, groups[best]) for rows in (reference.states, queries[b : b + 1]))
             center = near.mean(0)
             alike = F.normalize(near - center, dim=-1) @ F.normalize(query - center, dim=-1).T  # [n, 1]
-            order = alike[:, 0].argsort(descending=True)[:_NEIGHBORS].tolist()
-            result.append(tuple(Neighbor(reference.images, place) for place in order))
+            order = alike[:, 0].argsort(descending=True).tolist()
+            others = [place for place in order if place not in copies[b]][:_NEIGHBORS]
+            result.append(tuple(Neighbor(reference.images, place) for place in others))
         return result
 
     def _space(self, states: Tensor, heads: Sequence[Head]) -> Tensor:
@@ -616,12 +649,12 @@ def find_class(classes: Sequence[str], name: str) -> int:
     raise UsageError(f"the model has no class {name!r}; it has {', '.join(classes[:12])}")
 
 
-def _balanced_subset(images: ImageSet, most: int) -> ImageSet:
-    """At most `most` images, equally many of each class where there are enough."""
-    if len(images) <= most:
-        return images
-    order: list[int] = []
-    places = [(images.labels == label).nonzero()[:, 0].tolist() for label in range(len(images.classes))]
-    for turn in range(max(len(rows) for rows in places)):
-        order += [rows[turn] for rows in places if turn < len(rows)]
-    return images.subset(sorted(order[:most]))
+def _distinct_subset(images: ImageSet, most: int) -> ImageSet:
+    """At most `most` images, equally many of each class where there are enough, and of copies one."""
+    if len(images) > most:
+        order: list[int] = []
+        places = [(images.labels == label).nonzero()[:, 0].tolist() for label in range(len(images.classes))]
+        for turn in range(max(len(rows) for rows in places)):
+            order += [rows[turn] for rows in places if turn < len(rows)]
+        images = images.subset(sorted(order[:most]))
+    return images.subset(find_duplicates(images).distinct(images.labels.tolist()))

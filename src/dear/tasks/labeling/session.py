@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.model import Clip
+from dear.data.duplicates import Duplicates, find_duplicates
 from dear.data.images import TEMPLATE, ImageSet
 from dear.data.names import readable
 from dear.data.unlabeled import open_unlabeled
@@ -317,6 +319,11 @@ class LabelingSession:
             if not self._wake.is_set():
                 self._idle.set()
 
+    @cached_property
+    def _copies(self) -> Duplicates:
+        """Copies among the images, which the worker searches once."""
+        return find_duplicates(self.images)
+
     def _known(self) -> tuple[tuple[str, ...], Tensor, Tensor | None]:
         """Class names, labels [n] and text features [C, E] at this moment."""
         with self._lock:
@@ -362,7 +369,8 @@ class LabelingSession:
         rows = (labels != UNLABELED).nonzero()[:, 0]
         if len(rows) < LEAST_IMAGES:
             return ()
-        probabilities = out_of_sample(self.features[rows], labels[rows], len(names))
+        units = self._copies.units[rows.numpy()]
+        probabilities = out_of_sample(self.features[rows], labels[rows], len(names), units=units)
         places, best = rank_labels(probabilities, labels[rows])
         return tuple(
             (int(rows[place]), names[int(best[place])], float(probabilities[place, best[place]]))
@@ -376,7 +384,8 @@ class LabelingSession:
         if texts is None or not bool(labeled.any()):
             return
         rows = torch.cat([labeled.nonzero()[:, 0], draw_rows((~labeled).nonzero()[:, 0], MOST_FORECAST)])
-        curve = learning_curve(self.features[rows], labels[rows], texts)
+        units = torch.from_numpy(self._copies.units)[rows]
+        curve = learning_curve(self.features[rows], labels[rows], texts, units=units)
         forecast = forecast_gain(curve, int(labeled.sum()), MORE)
         with self._lock:
             self._model.forecast = forecast
