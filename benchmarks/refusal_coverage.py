@@ -20,6 +20,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,7 @@ def draw(
     """The share of refused images of one draw, and the interval stated for it."""
     chosen, others = split(images, shots, seed)
     some, known = images.subset(chosen.tolist()), views.subset(chosen)
-    method = start.untrained_copy(seed=seed)
+    method, recipe = start.untrained_copy(seed=seed), replace(recipe, seed=seed)
     train(method, some, recipe, spec=Spec(), views=known)
     held = held_out(method, Trials(some, recipe, known, duplicates=copies.subset(chosen.tolist())), FOLDS)
     assert held is not None
