@@ -167,7 +167,7 @@ class Trials:
                 self.progress(step, steps)
 
         views = None if self.views is None else self.views.subset(rows)
-        units = self.copies.units_of(rows)
+        units = self.copies.units_of(rows.tolist())
         train(
             method,
             subset,
