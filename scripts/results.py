@@ -363,7 +363,9 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
                 "Share of draws whose refused images lie in the stated interval",
                 f"{BENCHMARKS}/refusal_coverage.csv",
                 "python benchmarks/refusal_coverage.py run --keep draws.csv --draws 200", ("task", "method", "shots"),
-                ("draws", "refused_mean", "low", "high", "inside", "above", "below"),
+                ("draws", "refused_mean", "low", "high", "inside", "above", "below", "p_below_5", "p_below_1"),
+                note="`drift` trains nothing: its share is that of far images where nothing changed, and "
+                "`p_below_5` and `p_below_1` are the shares of its p-values below 5 % and 1 %.",
             ),
             Table(
                 "Rejection", f"{RESEARCH}/refusals.csv", "python research/refusals.py --backbone SMALL",
@@ -419,6 +421,13 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
                 ("mark", "dataset"), ("planted", "found", "findings_elsewhere"),
                 note="The limits of tint, vignette, and spots were chosen on Caltech101, DTD, OxfordPets, and "
                 "EuroSAT; PACS took no part in it.",
+            ),
+            Table(
+                "Concepts planted in one class, and findings on clean images",
+                f"{BENCHMARKS}/planted_concepts.csv",
+                "python benchmarks/planted_concepts.py --backbone mini", ("backbone", "data", "plant"),
+                ("planted", "found", "found_without_rule", "elsewhere", "elsewhere_without_rule"),
+                note="`without_rule`: if a value of one class were not compared with random directions.",
             ),
             Table(
                 "Worst group on planted shortcuts, mini", f"{RESEARCH}/shortcuts.csv",

@@ -7,22 +7,38 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from functools import cache
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from every_method import TASK, build
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tiny import tiny_clip
+from tiny import shallow_mini, tiny_clip
 from typer.testing import CliRunner
 
 import dear
 from dear.cli import build_app
+from dear.clip.checkpoint import save_hf
+from dear.data.images import ListedImages
 from dear.data.open import open_data
+from dear.export.onnx import export_onnx
+from dear.export.runtime import OnnxModel
+from dear.methods import METHODS
 from dear.runs.model import Model
+from dear.runs.recipe import Recipe
+from dear.tasks.audit.task import audit
+from dear.tasks.choose import choose
+from dear.tasks.drift import drift
+from dear.tasks.evaluate import evaluate
+from dear.tasks.explain.task import explain
+from dear.train.run import train
 
 EACH, CLASSES = 4, 4
 #: Method -> how much a probability may move; most for those that are trained by steps.
@@ -207,5 +223,172 @@ def test_the_order_of_several_labels_changes_nothing(
         again, limits = answers(order, classes)
         np.testing.assert_allclose(again, probabilities, atol=1e-4)
         np.testing.assert_allclose(limits, thresholds, atol=1e-4)
+
+    check()
+
+
+# -- every method: an answer depends on the image and its class, not on what else is asked
+
+
+@cache
+def trained(name: str) -> Model:
+    """A method after one step on a tiny backbone."""
+    method = build(name)
+    return train(method, TASK, Recipe.of(method, epochs=1, batch=6))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_answers_do_not_depend_on_other_images_or_the_order_of_classes(name: str) -> None:
+    model = trained(name)
+    images = [TASK.image(place) for place in range(6)]
+    expected = model.probabilities(images)
+
+    @few
+    @given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.permutations(range(len(TASK.classes))))
+    def check(places: list[int], classes: list[int]) -> None:
+        other = model
+        if model.method.open_classes:
+            other = model.with_classes([TASK.classes[label] for label in classes])
+        else:
+            classes = list(range(len(classes)))
+        answers = other.probabilities([images[place] for place in places])
+        torch.testing.assert_close(answers, expected[places][:, classes], atol=1e-5, rtol=0)
+
+    check()
+
+
+# -- every surface
+
+Surface = Callable[[Path, list[Path]], NDArray[np.float64]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, photos: dict[str, list[Path]]) -> Path:
+    """A calibrated run on a backbone of six layers, and its export beside it."""
+    root = tmp_path_factory.mktemp("surfaces")
+    save_hf(shallow_mini(), root / "backbone")
+    folder = photos["test"][0].parents[2] / "train"
+    model = dear.adapt(folder, root / "run", method="linear-probe", backbone=root / "backbone", shots=None)
+    export_onnx(model, root / "model.onnx")
+    return root / "run"
+
+
+def in_class_order(run: Path, rows: list[Any]) -> NDArray[np.float64]:
+    return as_rows([dict(row) for row in rows], Model.load(run))
+
+
+def by_command(run: Path, files: list[Path]) -> NDArray[np.float64]:
+    words = ["predict", str(run), *map(str, files), "--top", str(CLASSES), "--json"]
+    answers = json.loads(CliRunner().invoke(build_app(), words).stdout)["predictions"]
+    return in_class_order(run, [[(one["name"], one["probability"]) for one in a["classes"]] for a in answers])
+
+
+def by_predict(run: Path, files: list[Path]) -> NDArray[np.float64]:
+    return in_class_order(run, [one.classes for one in dear.predict(run, files, top=CLASSES)])
+
+
+def by_classifier(run: Path, files: list[Path]) -> NDArray[np.float64]:
+    return dear.Classifier.load(run).predict_proba(files)
+
+
+def by_evaluate(run: Path, files: list[Path]) -> NDArray[np.float64]:
+    """Answer and confidence of each image."""
+    labels, classes = torch.zeros(len(files), dtype=torch.int64), Model.load(run).classes
+    result = evaluate(run, ListedImages(tuple(files), labels, classes))
+    answers, confidence = result.answers["default"].numpy(), result.confidence["default"].numpy()
+    return np.stack([answers, confidence], axis=1)
+
+
+def by_service(run: Path, files: list[Path]) -> NDArray[np.float64]:
+    from fastapi.testclient import TestClient
+
+    from dear.serve.app import make_app
+    from dear.serve.service import Service
+
+    sent = [("files", (file.name, file.read_bytes())) for file in files]
+    with TestClient(make_app(Service(run.parent, Model.load(run).clip))) as client:
+        reply = client.post(f"/v1/models/{run.name}/classify", files=sent, data={"top": str(CLASSES)})
+    rows = [[(one["name"], one["probability"]) for one in a["classes"]] for a in reply.json()["answers"]]
+    return in_class_order(run, rows)
+
+
+def by_onnx(run: Path, files: list[Path]) -> NDArray[np.float64]:
+    answers = OnnxModel(run.parent / "model.onnx").predict([str(file) for file in files], top=CLASSES)
+    return in_class_order(run, [one.classes for one in answers])
+
+
+def by_explain(run: Path, files: list[Path]) -> NDArray[np.float64]:
+    """Probabilities, and the lead of the answer as the sum of its bars."""
+    items = explain(run, [str(file) for file in files])
+    rows = in_class_order(run, [one.probabilities for one in items])
+    return np.hstack([rows, [[sum(bar.lead for bar in one.bars)] for one in items]])
+
+
+SURFACES: tuple[Surface, ...] = (
+    by_command, by_predict, by_classifier, by_evaluate, by_service, by_onnx, by_explain,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+def test_an_answer_depends_on_the_image_alone(
+    run: Path, photos: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory, surface: Surface
+) -> None:
+    """Neither on the order of the images, nor on copies among them, nor on names, nor on where the run is."""
+    files = photos["test"]
+    expected = surface(run, files)
+
+    @few
+    @given(
+        st.lists(st.integers(0, len(files) - 1), min_size=5, max_size=10),
+        st.lists(st.text("abzäß🙂 +'-_(1)", min_size=1, max_size=8), min_size=10, max_size=10),
+    )
+    def check(places: list[int], stems: list[str]) -> None:
+        root = tmp_path_factory.mktemp("moved")
+        shutil.copytree(run, root / "another name")
+        shutil.copy(run.parent / "model.onnx", root)
+        renamed = [root / f"{stems[number]}{number}.png" for number in range(len(places))]
+        for path, place in zip(renamed, places, strict=True):
+            shutil.copy(files[place], path)
+        np.testing.assert_allclose(surface(root / "another name", renamed), expected[places], atol=1e-5)
+
+    check()
+
+
+def drift_figures(run: Path, folder: Path) -> list[float]:
+    result = drift(run, [str(folder)])
+    return [result.far, result.far_p, result.p]
+
+
+def audit_figures(run: Path, folder: Path) -> dict[str, float]:
+    return {f"{one.name}, {one.verdict}": one.strength for one in audit(run, folder).findings}
+
+
+def choose_figures(run: Path, folder: Path) -> list[float]:
+    choice = choose(folder, methods=("proker", "linear-probe"), backbone=Model.load(run).clip, shots=0)
+    return [float(one.trained.double().mean()) for one in choice.candidates]
+
+
+@pytest.mark.parametrize("figures", [drift_figures, audit_figures, choose_figures])
+def test_figures_of_a_folder_do_not_depend_on_names(
+    run: Path,
+    photos: dict[str, list[Path]],
+    tmp_path_factory: pytest.TempPathFactory,
+    figures: Callable[[Path, Path], Any],
+) -> None:
+    """Names of files decide their order; the folder and the run are somewhere else, too."""
+    plain = photos["test"][0].parents[2]
+    expected = figures(run, plain)
+
+    @few
+    @given(st.permutations(range(EACH * CLASSES)))
+    def check(order: list[int]) -> None:
+        root = tmp_path_factory.mktemp("renamed")
+        shutil.copytree(run, root / "run")
+        for split in ("train", "test"):
+            for number, path in zip(order, sorted((plain / split).rglob("*.png")), strict=True):
+                copy = root / "photos" / split / path.parent.name / f"{number}.png"
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, copy)
+        assert figures(root / "run", root / "photos") == pytest.approx(expected, abs=1e-5)
 
     check()

@@ -216,6 +216,15 @@ def test_a_cautious_temperature_leaves_calibrated_logits_alone_and_corrects_othe
     assert cautious_temperature(z[:20] * 1.2, labels[:20]) == 1.0  # 20 images do not show a factor of 1.2
 
 
+@pytest.mark.parametrize("count", [20, 80, 400])
+def test_logits_that_say_nothing_about_the_labels_do_not_stay_confident(count: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = 3 * torch.randn(count, 4, generator=generator)
+    labels = torch.randint(0, 4, (count,), generator=generator)
+    confidence = (z / cautious_temperature(z, labels)).softmax(dim=-1).amax(dim=-1).mean()
+    assert confidence < 0.5  # 0.75 at T = 1, and 0.25 of the answers are right
+
+
 def test_the_refused_share_of_further_images_lies_within_its_interval() -> None:
     """Scores are uniform, so a threshold refuses a share of its own value."""
     rng = np.random.default_rng(0)

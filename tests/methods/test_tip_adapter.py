@@ -88,3 +88,17 @@ def test_negative_values_are_refused(option: str) -> None:
         build_method("tip-adapter", tiny_clip(), NAMES, **{option: -1.0})
     assert option in str(refusal.value)
     assert "-1" in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["tip-adapter", "tip-adapter-f"])
+def test_a_fold_votes_as_strongly_as_all_images(name: str) -> None:
+    method = build_method(name, tiny_clip(), NAMES, views=0)
+    pixels, labels = images(6, seed=3), torch.tensor([2, 0, 1, 1, 0, 2])
+    method.prepare(lambda augment: iter([Batch(pixels, labels)]))
+    fold = method.untrained_copy(config=method.settled_config())
+    fold.prepare(lambda augment: iter([Batch(pixels[:3], labels[:3])]))
+    assert float(fold.alpha) == pytest.approx(2 * float(method.alpha))
+    assert fold.settled_config() == method.settled_config()
+    explicit = build_method(name, tiny_clip(), NAMES, views=0, alpha=3.0, beta=1.0, images=4.0)
+    explicit.prepare(lambda augment: iter([Batch(pixels, labels)]))
+    assert float(explicit.alpha) == pytest.approx(6.0)

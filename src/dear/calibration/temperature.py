@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from scipy.optimize import minimize_scalar
+from scipy.optimize import brentq, minimize_scalar
 from torch import Tensor
 
 RANGE = (0.02, 50.0)  #: temperatures that are searched
@@ -63,11 +63,23 @@ def cautious_temperature(
     Logits [n, C] and labels [n] are those of held-out images. A method that is calibrated already stays as it
     is, unless enough images show otherwise. `bias` is how much higher log T of the methods that answered is
     than that of the method to be calibrated, which learned from more images.
+
+    Where logits say little about the labels, the likelihood is flat around a large T, whose standard error is
+    huge, although T = 1 is far less likely. A temperature therefore never is so near to 1 that its likelihood
+    is below that of the best one by more than a difference of `2 caution` standard errors would be.
     """
     best = fit_temperature(logits, labels)
     log = math.log(best) - bias
     error = caution * temperature_error(logits, labels, best)
-    return math.exp(math.copysign(max(0.0, abs(log) - error), log))
+    cautious = math.copysign(max(0.0, abs(log) - error), log)
+    highest = negative_log_likelihood(logits / best, labels) + (2 * caution) ** 2 / (2 * len(labels))
+
+    def excess(at: float) -> float:
+        return float(negative_log_likelihood(logits / math.exp(at + bias), labels) - highest)
+
+    if excess(cautious) > 0 > excess(log):
+        cautious = float(brentq(excess, cautious, log))
+    return math.exp(cautious)
 
 
 def auroc(known: Tensor, unknown: Tensor) -> float:

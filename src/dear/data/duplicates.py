@@ -31,9 +31,9 @@ from dear.utils.feature_store import FeatureStore
 from dear.utils.parallel import map_threads
 from dear.utils.progress import Progress, silent
 
-BITS = 6  #: of 64 in which the hashes of copies may differ
-PIXELS = 12.0  #: root mean square difference of copies at 32 x 32, in gray levels, at most
-CONTRAST = 0.25  #: the same as a fraction of the contrast, so that flat images must agree more closely
+BITS = 10  #: of 64 in which the hashes of copies may differ
+PIXELS = 16.0  #: root mean square difference of copies at 32 x 32, in gray levels, at most
+CONTRAST = 0.4  #: the same as a fraction of the contrast, so that flat images must agree more closely
 FLAT = 1.0  #: gray levels that may always differ
 SIDE = 32  #: pixels of the small copy
 MOST_IMAGES = 20_000  #: of a set whose near duplicates are searched before a split or a cross-validation
@@ -177,6 +177,16 @@ class Duplicates:
         for index in sorted(range(len(self.units)), key=lambda index: (self.contents[index], index)):
             chosen.setdefault((int(self.units[index]), labels[index]), index)
         return sorted(chosen.values())
+
+    def units_of(self, indices: Sequence[int] | IntArray) -> IntArray:
+        """The units of images at some indices; each index from n on is a further image without copies.
+
+        >>> Duplicates(np.array([4, 4, 7]), (b"a", b"a", b"b"), 1).units_of([1, 0, 2, 3, 4, 3]).tolist()
+        [4, 4, 7, 8, 9, 8]
+        """
+        rows = np.asarray(indices, dtype=np.int64)
+        further = rows - len(self.units) + 1 + self.units.max(initial=-1)
+        return np.where(rows < len(self.units), self.units[np.minimum(rows, len(self.units) - 1)], further)
 
     def subset(self, indices: Sequence[int]) -> Duplicates:
         """The same for some images; the numbers of copies are those of all images."""

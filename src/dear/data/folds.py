@@ -92,12 +92,21 @@ def feature_folds(
 
     Images are ordered along a random direction. Without `units`, images with equal features are copies.
     """
+    units = equal_rows(features) if units is None else units
+    fold = assign_folds(labels.cpu().numpy(), folds, _along_direction(features, seed).tolist(), units)
+    return torch.from_numpy(fold).to(labels.device)
+
+
+def feature_order(features: Tensor) -> Tensor:
+    """Places [n] in an order that depends on the features [n, E] of the images, not on the images' order."""
+    return _along_direction(features, 0).argsort(stable=True)
+
+
+def _along_direction(features: Tensor, seed: int) -> Tensor:
+    """Cosines [n] of features [n, E] with a random direction, float64 on the CPU."""
     unit = F.normalize(features.detach().double().cpu(), dim=1)
     direction = torch.randn(unit.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    along = (unit @ direction).tolist()
-    units = equal_rows(unit) if units is None else units
-    fold = assign_folds(labels.cpu().numpy(), folds, along, units)
-    return torch.from_numpy(fold).to(labels.device)
+    return unit @ direction
 
 
 def equal_rows(features: Tensor) -> IntArray:
@@ -107,8 +116,7 @@ def equal_rows(features: Tensor) -> IntArray:
     [0, 1, 0]
     """
     unit = F.normalize(features.detach().double().cpu(), dim=1)
-    direction = torch.randn(unit.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    order = (unit @ direction).argsort(stable=True)
+    order = feature_order(features)
     gaps = (unit[order[1:]] - unit[order[:-1]]).norm(dim=1)
     number = torch.cat([torch.zeros(min(1, len(unit)), dtype=torch.int64), (gaps > SAME).long().cumsum(0)])
     first: dict[int, int] = {}

@@ -94,6 +94,7 @@ class Method(nn.Module):
     class_token_at: int | None = None  #: `frozen.class_token` is read at the input of this layer
     reads_frozen: bool = False  #: the loss reads the frozen unit image feature, `frozen.feature` [B, E]
     quick: ClassVar[bool] = False  #: a training step runs neither tower once the frozen stage is known
+    holds_out: ClassVar[bool] = False  #: `prepare` chooses values on held-out images, copies with each other
     dynamic: ClassVar[bool] = False  #: steps differ in what they compute, so that a GPU cannot replay one
     modes: ClassVar[tuple[str, ...]] = ("default",)  #: names of its kinds of logits, the default first
     uses_roles: ClassVar[bool] = False

@@ -8,11 +8,13 @@ zero-shot part of a method still reads z, which can be compared with texts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dear.clip.model import Clip
+from dear.data.folds import IntArray
 from dear.heads.focus import focused_feature
 from dear.methods.base import Method
 from dear.methods.frozen import Batches, Frozen, features_of
@@ -65,11 +67,20 @@ class FeatureReader(nn.Module):
         return focused_feature(features, terms, self.mean, self.weight)
 
 
+class TrainingFeatures(NamedTuple):
+    """Training data of a method that learns from frozen features."""
+
+    rows: Tensor  #: of the reader, [n, W]
+    images: Tensor  #: unit image features [n, E]
+    labels: Tensor  #: [n]
+    units: IntArray | None  #: [n], copies of an image have the same; None: not searched
+
+
 @torch.no_grad()
 def training_features(
     clip: Clip, reader: FeatureReader, batches: Batches, views: int, mean: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Training data of a method: rows of `reader` [n, W], unit image features [n, E] and labels [n].
+) -> TrainingFeatures:
+    """Frozen features of the training images.
 
     Args:
         clip: the backbone.
@@ -79,7 +90,7 @@ def training_features(
         mean: average the views of each image and normalize; otherwise each view is a row.
     """
     reader.fit(clip, batches)
-    rows, images, labels = list[Tensor](), list[Tensor](), list[Tensor]()
+    rows, images, labels, units = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
     for _ in range(max(1, views)):
         epoch = list(batches(views > 0))
         parts = [features_of(clip, batch, reader.focus) for batch in epoch]
@@ -92,6 +103,8 @@ def training_features(
             rows.append(view)
             images.append(unit(features))
             labels.append(torch.cat([batch.labels for batch in epoch]).to(features.device))
+            units += [batch.units for batch in epoch if batch.units is not None]
+    numbers = torch.cat(units).numpy() if units else None
     if mean:
-        return unit(rows[0]), unit(images[0]), labels[0]
-    return torch.cat(rows), torch.cat(images), torch.cat(labels)
+        return TrainingFeatures(unit(rows[0]), unit(images[0]), labels[0], numbers)
+    return TrainingFeatures(torch.cat(rows), torch.cat(images), torch.cat(labels), numbers)

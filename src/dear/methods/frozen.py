@@ -58,6 +58,7 @@ class Batch(NamedTuple):
     pixels: Tensor
     labels: Tensor
     domains: Tensor | None = None
+    units: Tensor | None = None  #: [B], copies of an image have the same; None: not searched
 
 
 class FeatureBatch(NamedTuple):
@@ -67,6 +68,7 @@ class FeatureBatch(NamedTuple):
     labels: Tensor  #: [B]
     domains: Tensor | None = None  #: [B]
     focus: Tensor | None = None  #: [B, E], for a method with a focus: see `Frozen`
+    units: Tensor | None = None  #: [B], as in `Batch`
 
 
 Batches = Callable[[bool], Iterator[Batch | FeatureBatch]]  #: batches(augment) iterates over the training set

@@ -37,7 +37,7 @@ class LinearProbe(Method):
 
     name, title = "linear-probe", "Linear probe"
     about = "a linear classifier on frozen features; seconds, trained classes only"
-    quick = True
+    quick, holds_out = True, True
     Config, can_focus, several_labels = LinearProbeConfig, True, True
     config: LinearProbeConfig
     weight: Tensor
@@ -51,10 +51,10 @@ class LinearProbe(Method):
             self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=self.clip.device))
 
     def prepare(self, batches: Batches) -> None:
-        features, images, labels = training_features(self.clip, self.reader, batches, views=0)
-        features, count = features.to(self.weight.dtype), len(self.classes)
+        rows, images, labels, units = training_features(self.clip, self.reader, batches, views=0)
+        features, count = rows.to(self.weight.dtype), len(self.classes)
         offset = self._offset(images)
-        strength = self.config.C or choose_strength(features, labels, count, offset)
+        strength = self.config.C or choose_strength(features, labels, count, offset, units)
         self.strength = self.strength.new_tensor(strength)
         self.weight, self.bias = fit_logistic(features, labels, count, strength, offset)
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.data.folds import feature_folds
+from dear.data.folds import IntArray, feature_folds
 from dear.data.images import main_labels
 from dear.methods.tensors import indicators
 
@@ -67,14 +67,21 @@ def fit_logistic(
     return weight[:, :-1].contiguous(), weight[:, -1].contiguous()
 
 
-def choose_strength(features: Tensor, labels: Tensor, classes: int, offset: Tensor | None = None) -> float:
+def choose_strength(
+    features: Tensor,
+    labels: Tensor,
+    classes: int,
+    offset: Tensor | None = None,
+    units: IntArray | None = None,
+) -> float:
     """The C of `STRENGTHS` with the best held-out likelihood; `DEFAULT_STRENGTH` with too few images.
 
     Each candidate is evaluated at its best temperature, because calibration sets the temperature afterwards.
-    The choice does not depend on the order of images or classes.
+    The choice does not depend on the order of images or classes. `units` [n]: copies of an image have the
+    same and are held out together; None: images with equal features are copies.
     """
     several = labels.ndim == 2
-    fold = feature_folds(features, main_labels(labels.bool()) if several else labels, _FOLDS)
+    fold = feature_folds(features, main_labels(labels.bool()) if several else labels, _FOLDS, units)
     if int((fold >= 0).sum()) < 2 * _FOLDS:
         return DEFAULT_STRENGTH
     held_out: dict[float, list[Tensor]] = {strength: [] for strength in STRENGTHS}

@@ -100,7 +100,7 @@ class LPPlusPlus(Method):
         self.register_buffer("per_class", text.new_zeros(()))  # images per class in the initial w
 
     def prepare(self, batches: Batches) -> None:
-        features, images, labels = training_features(self.clip, self.reader, batches, self.config.views)
+        features, images, labels, _ = training_features(self.clip, self.reader, batches, self.config.views)
         dtype = self.weight.dtype
         cosines = images.to(dtype) @ self.prompts.frozen.to(dtype).T  # [n, C]
         per_class = self.config.images or len(labels) / len(self.classes)

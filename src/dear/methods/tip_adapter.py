@@ -7,7 +7,9 @@ Tip-Adapter-F goes on to train the keys.
 Departures: the authors search alpha and beta on validation images per dataset; here each training image is
 classified by the keys of the others, and the most accurate pair is used. Their code keeps the epoch of
 Tip-Adapter-F that is best on test data; here the last is used. Neither can predict novel classes, which the
-cache does not contain.
+cache does not contain. Votes grow with the number of images, so a method trained on a cross-validation fold
+would be less confident than one trained on all images, and thresholds fitted on folds would be too low; folds
+therefore scale their votes to the `images` per class of the full training set.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dear.data.folds import equal_rows
+from dear.data.folds import IntArray, equal_rows
 from dear.methods.base import Method
 from dear.methods.focus import FeatureReader, FocusConfig, training_features
 from dear.methods.frozen import Batches, Frozen
-from dear.methods.options import Count, NotNegative
+from dear.methods.options import Count, NotNegative, Positive
 from dear.methods.tensors import indicators, scores, unit
 
 
@@ -35,6 +37,7 @@ class TipAdapterConfig(FocusConfig):
     #: decay of a key's influence with distance; None: chosen on the training images
     beta: NotNegative | None = None
     views: Count = 10  #: random views per image to average; 0: the whole image, without augmentation
+    images: Positive | None = None  #: images per class that votes are scaled to; None: the actual number
 
 
 #: Candidates for alpha, as multiples of CLIP's logit scale, and for beta.
@@ -50,7 +53,7 @@ class TipAdapter(Method):
 
     name, title = "tip-adapter", "Tip-Adapter"
     about = "compares with stored training images; nothing is trained, trained classes only"
-    quick = True
+    quick, holds_out = True, True
     open_classes = False  # the cached labels number the classes
     Config, can_focus, several_labels = TipAdapterConfig, True, True
     own_view_options = {"views": 0}
@@ -74,14 +77,20 @@ class TipAdapter(Method):
 
     def _fill(self, batches: Batches) -> Tensor:
         """The keys [n, W]; sets labels, alpha and beta."""
-        keys, images, labels = training_features(
+        keys, images, labels, units = training_features(
             self.clip, self.reader, batches, self.config.views, mean=True
         )
         self.labels = labels.long()
         zero_shot = scores(self.clip, images, self.prompts.frozen)
-        alpha, beta = choose_votes(keys, self.labels, zero_shot, self.clip.logit_scale, self.config)
-        self.alpha, self.beta = self.alpha.new_tensor(alpha), self.beta.new_tensor(beta)
+        alpha, beta = choose_votes(keys, self.labels, zero_shot, self.clip.logit_scale, self.config, units)
+        self.alpha, self.beta = self.alpha.new_tensor(alpha * self._vote_scale()), self.beta.new_tensor(beta)
         return keys
+
+    def _vote_scale(self) -> float:
+        """Factor of alpha: the images per class that votes are scaled to, relative to those of the cache."""
+        if self.config.images is None or self.several:  # several labels are scaled by `vote_weights`
+            return 1.0
+        return self.config.images * len(self.classes) / len(self.labels)
 
     def facts(self) -> dict[str, Any]:
         return {"alpha": float(self.alpha), "beta": float(self.beta)}
@@ -89,7 +98,12 @@ class TipAdapter(Method):
     def settled_config(self) -> TipAdapterConfig:
         if not len(self.labels):
             return self.config
-        return replace(self.config, alpha=float(self.alpha), beta=float(self.beta))
+        return replace(
+            self.config,
+            alpha=float(self.alpha) / self._vote_scale(),
+            beta=float(self.beta),
+            images=self.config.images or len(self.labels) / len(self.classes),
+        )
 
     def state_shapes(self, state: Mapping[str, Tensor]) -> Mapping[str, tuple[int, ...]]:
         if not {"keys", "labels"} <= set(state):  # `load_adapter_state` reports missing tensors
@@ -136,12 +150,17 @@ def vote_weights(labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def choose_votes(
-    keys: Tensor, labels: Tensor, zero_shot: Tensor, temperature: float, config: TipAdapterConfig
+    keys: Tensor,
+    labels: Tensor,
+    zero_shot: Tensor,
+    temperature: float,
+    config: TipAdapterConfig,
+    units: IntArray | None = None,
 ) -> tuple[float, float]:
     """The alpha and beta with the best leave-one-out accuracy on the training images; ties by likelihood.
 
-    An image and its copies (equal keys) do not vote for it, so its class loses votes; the other votes for its
-    class are scaled up to compensate. Images that are the only one of their class are ignored.
+    An image and its copies do not vote for it, so its class loses votes; the other votes for its class are
+    scaled up to compensate. Images that are the only one of their class are ignored.
 
     Args:
         keys: of the training images, [n, W].
@@ -149,6 +168,7 @@ def choose_votes(
         zero_shot: CLIP's logits of these images, [n, C].
         temperature: CLIP's logit scale, the unit of alpha.
         config: values of alpha and beta that are not None are kept.
+        units: [n], copies of an image have the same; None: images with equal keys are copies.
     """
     alphas = tuple(temperature * share for share in ALPHAS) if config.alpha is None else (config.alpha,)
     betas = BETAS if config.beta is None else (config.beta,)
@@ -156,8 +176,8 @@ def choose_votes(
         return alphas[0], betas[0]
     truth = indicators(labels, zero_shot.shape[1]).to(keys.dtype)  # [n, C]
     counts, several = truth.sum(dim=0), labels.ndim == 2  # [C]
-    units = torch.from_numpy(equal_rows(keys)).to(keys.device)
-    copies = units[:, None] == units  # [n, n]
+    numbers = torch.from_numpy(equal_rows(keys) if units is None else units).to(keys.device)
+    copies = numbers[:, None] == numbers  # [n, n]
     others = counts - copies.to(truth.dtype) @ truth  # images of each class that are no copies of one, [n, C]
     rows = torch.arange(len(labels)) if several else ((others * truth).amax(dim=1) > 0).nonzero()[:, 0]
     if not len(rows):

@@ -19,7 +19,7 @@ from scipy.stats import betabinom
 from torch import Tensor
 
 from dear.calibration.reference import Reference
-from dear.data.duplicates import find_file_duplicates
+from dear.data.duplicates import find_duplicates, find_file_duplicates
 from dear.data.folds import IntArray, equal_rows
 from dear.data.inputs import is_frame
 from dear.errors import InputError, UsageError
@@ -279,4 +279,6 @@ def reference_of(model: Model, progress: Progress | None = None) -> Reference:
     if model.path is None or model.spec is None:
         raise UsageError("the model has no run folder, so its training images are not known")
     images = training_images(model.spec)
-    return Reference.of(model.features(images, progress=progress), images.labels)
+    copies = find_duplicates(images)
+    features = model.features(images, progress=progress)
+    return Reference.of(features, images.labels, copies.units, copies.contents)

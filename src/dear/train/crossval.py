@@ -171,7 +171,17 @@ class Trials:
                 self.progress(step, steps)
 
         views = None if self.views is None else self.views.subset(rows)
-        train(method, subset, self.recipe, progress=report, stop=self.stop, spec=Spec(), views=views)
+        units = self.copies.units_of(rows.tolist())
+        train(
+            method,
+            subset,
+            self.recipe,
+            progress=report,
+            stop=self.stop,
+            spec=Spec(),
+            views=views,
+            units=units,
+        )
 
     def answers(self, method: Method, rows: Tensor) -> Logits:
         """Logits in every mode of the images at `rows`."""

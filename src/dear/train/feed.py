@@ -15,6 +15,7 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.data.batches import images_at_once
 from dear.data.content import source_of
+from dear.data.folds import IntArray
 from dear.data.images import ImageSet, targets_of
 from dear.errors import DataError
 from dear.images.open import open_pixels
@@ -108,9 +109,10 @@ class Feed:
         images: the training set.
         clip: the backbone, for the size and normalization of its input and for the device.
         recipe: batch size, crops, flips and seed.
+        units: of the images, [n]; copies of an image have the same. None: not searched.
     """
 
-    def __init__(self, images: ImageSet, clip: Clip, recipe: Recipe) -> None:
+    def __init__(self, images: ImageSet, clip: Clip, recipe: Recipe, units: IntArray | None = None) -> None:
         if len(images) == 0:
             raise DataError(f"{images.name}: training needs at least one image, got none")
         self.images, self.recipe = images, recipe
@@ -119,6 +121,7 @@ class Feed:
         self.mean, self.std = clip.config.mean, clip.config.std
         targets = targets_of(images)
         self.labels = (images.labels if targets is None else targets.float()).to(self.device)
+        self.units = None if units is None else torch.from_numpy(units)
         self.domains: Tensor | None = None
         if images.domains is not None:
             names = sorted(set(images.domains))
@@ -145,13 +148,18 @@ class Feed:
         return self._labeled(views, indices)
 
     def _labeled(self, views: Tensor, indices: Sequence[int]) -> Batch:
-        return Batch(normalize(views, self.mean, self.std), *self.truth(indices))
+        pixels = normalize(views, self.mean, self.std)
+        return Batch(pixels, *self.truth(indices), self.units_of(indices))
 
     def truth(self, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """Labels [b], or rows [b, C] of several, and, where there are any, domain numbers [b]."""
         # Copied from the host without waiting for the device: nothing in a step may.
         rows = torch.tensor(list(indices)).to(self.device, non_blocking=True)
         return self.labels[rows], None if self.domains is None else self.domains[rows]
+
+    def units_of(self, indices: Sequence[int]) -> Tensor | None:
+        """The units [b] of some images, on the CPU; None: not searched."""
+        return None if self.units is None else self.units[list(indices)]
 
     def order(self, epoch: int) -> list[int]:
         """The order of the images in epoch `epoch` (from 0)."""

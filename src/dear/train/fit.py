@@ -59,7 +59,7 @@ def fit(
 
     images, rows = job.training_set
     repeats = rows != list(range(len(images)))
-    views = views_for(job.method, images, job.recipe, progress)
+    views, units = views_for(job.method, images, job.recipe, progress), job.units
     trained = train(
         job.method,
         images.subset(rows) if repeats else images,
@@ -70,6 +70,7 @@ def fit(
         stop,
         spec=job.spec,
         views=views.subset(rows) if views is not None and repeats else views,
+        units=None if units is None else units[rows],
     )
     facts = {} if job.duplicates is None else {"duplicates": job.duplicates.facts()}
     if job.pool is not None:

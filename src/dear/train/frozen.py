@@ -262,4 +262,5 @@ class StepFeed:
         self._walks += augment
         for rows in torch.arange(len(self.views)).split(256):
             stage = self.views.features(view, rows.tolist())
-            yield FeatureBatch(stage.x, *self.feed.truth(rows.tolist()), stage.focus)
+            places = rows.tolist()
+            yield FeatureBatch(stage.x, *self.feed.truth(places), stage.focus, self.feed.units_of(places))

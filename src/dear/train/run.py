@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dear.calibration.reference import Reference
+from dear.data.folds import IntArray
 from dear.data.images import ImageSet
 from dear.errors import OutOfMemory, RunError, ran_out
 from dear.methods.base import Method
@@ -54,6 +55,7 @@ def train(
     save_every: int = 200,
     spec: Spec | None = None,
     views: FrozenViews | None = None,
+    units: IntArray | None = None,
 ) -> Model:
     """Train a method on an image set, and write a run folder if `out` is set.
 
@@ -71,6 +73,8 @@ def train(
         save_every: steps between saves within an epoch.
         spec: complete, for the folder; None: derived from method, recipe and images.
         views: frozen stages of the images, if they are shared with other trainings.
+        units: of the images, [n]; copies of an image have the same, and a method that chooses a value on
+            held-out images holds them out together. None: images with equal features are copies.
     """
     recipe = Recipe.of(method) if recipe is None else recipe
     check_labels(method, images)
@@ -84,7 +88,7 @@ def train(
         if run.state == "finished" and run.folder is not None:
             return _load_finished(method, spec, run.folder)
         work = method.in_precision(recipe.precision)  # shares what is learned with `method`
-        loop = Loop(work, Feed(images, work.clip, recipe), recipe, views)
+        loop = Loop(work, Feed(images, work.clip, recipe, units), recipe, views)
         run.restore(loop)
         try:
             complete = loop.run(progress, lambda: run.save(loop), save_every, stopped)

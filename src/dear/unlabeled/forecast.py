@@ -54,6 +54,7 @@ def learning_curve(
     *,
     use_pool: bool = True,
     groups: Tensor | None = None,
+    units: Tensor | None = None,
     folds: int = FOLDS,
     seed: int = 0,
 ) -> LearningCurve:
@@ -65,13 +66,15 @@ def learning_curve(
         texts: unit text features times CLIP's scale, [C, E].
         use_pool: whether the probes learn from the unlabeled images.
         groups: near duplicates [n], held out together; None: `duplicate_groups` of the labeled images.
+        units: [n], copies of an image have the same: they are held out together, also those without a label.
         folds: at most.
         seed: of the folds and the smaller label sets.
     """
     labeled = labels != UNLABELED
     if groups is None:
         groups = torch.full_like(labels, -1)
-        groups[labeled] = duplicate_groups(features[labeled], features.mean(dim=0))
+        known = None if units is None else units[labeled]
+        groups[labeled] = duplicate_groups(features[labeled], features.mean(dim=0), known)
     fold = label_folds(labels, groups, folds, seed)
     pool = draw_rows((~labeled).nonzero()[:, 0], MOST_COMPARED if use_pool else 0)
     numbers = fold[fold >= 0].unique().tolist()
@@ -82,9 +85,10 @@ def learning_curve(
         held = (fold == number).nonzero()[:, 0]
         known = (labeled & (fold != number)).nonzero()[:, 0]
         order = known[torch.randperm(len(known), generator=generator).to(known.device)]
+        others = pool if units is None else pool[~torch.isin(units[pool], units[held])]
         for place, share in enumerate(SHARES):
             few = order[: max(1, round(share * len(order)))]
-            rows = torch.cat([few, pool])
+            rows = torch.cat([few, others])
             fit = fit_semi_supervised_probe(features[rows], labels[rows], texts)
             correct[place].append(fit.probe.logits(features[held]).argmax(dim=1) == labels[held])
             sizes[place] += len(few) / len(numbers)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,8 +60,10 @@ def measure_nearness(pool: Tensor, labeled: Tensor) -> Nearness:
     return Nearness(values, limit, values < limit)
 
 
-def duplicate_groups(features: Tensor, mean: Tensor | None = None) -> Tensor:
+def duplicate_groups(features: Tensor, mean: Tensor | None = None, units: Tensor | None = None) -> Tensor:
     """A group number [n] per image: near duplicates, and duplicates of those, share one.
+
+    Features find images of one scene; `units` [n] are equal for copies that were found by their pixels.
 
     >>> duplicate_groups(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.001]])).tolist()
     [0, 1, 0]
@@ -72,8 +75,13 @@ def duplicate_groups(features: Tensor, mean: Tensor | None = None) -> Tensor:
     places = torch.arange(len(unit), device=unit.device)
     cosines, rows = nearest_neighbors(unit, unit, NEIGHBORS, places)
     near = cosines >= SAME
-    pairs = (places[:, None].expand_as(rows)[near].cpu().numpy(), rows[near].cpu().numpy())
-    joined = coo_array((near.new_ones(len(pairs[0])).cpu().numpy(), pairs), shape=(len(unit), len(unit)))
+    first, second = places[:, None].expand_as(rows)[near], rows[near]
+    if units is not None:
+        order = units.to(places).argsort(stable=True)
+        same = units[order[1:]] == units[order[:-1]]
+        first, second = torch.cat([first, order[1:][same]]), torch.cat([second, order[:-1][same]])
+    pairs = (first.cpu().numpy(), second.cpu().numpy())
+    joined = coo_array((np.ones(len(pairs[0])), pairs), shape=(len(unit), len(unit)))
     return torch.from_numpy(connected_components(joined, directed=False)[1]).long().to(features.device)
 
 

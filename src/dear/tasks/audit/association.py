@@ -14,13 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear.data.folds import feature_order
 from dear.errors import UsageError
 from dear.shortcuts.removal import span_basis
 
 PERMUTATIONS = 1000
 MIN_ASSOCIATION = 0.10  #: normalized mutual information above that of shuffled labels
 MIN_ABOVE_RANDOM = 0.05  #: the same above that of random directions of the features
-RANDOM_DRAWS = 8
+RANDOM_DRAWS = 32
 GAP_DRAWS = 50  #: of random directions, none of which may reach the gap of a class
 MIN_CLASS_GAP = 0.90  #: share of a class's images with a value, minus that of all other images
 
@@ -138,11 +139,13 @@ def random_values(features: Tensor, kinds: int, seed: int) -> Tensor:
     """Which of `kinds` random directions each image [n, E] has most of, int64 [n].
 
     Directions are drawn with the covariance of the features: images of different classes differ in almost
-    any of them, so a concept must be associated with the labels more closely than that.
+    any of them, so a concept must be associated with the labels more closely than that. The order of the
+    images does not matter.
     """
     centered = features.float() - features.float().mean(dim=0)
     generator = torch.Generator().manual_seed(seed)
-    rows = F.normalize(torch.randn(kinds, len(features), generator=generator) @ centered, dim=-1)  # [K, E]
+    draws = torch.randn(kinds, len(features), generator=generator)
+    rows = F.normalize(draws @ centered[feature_order(features)], dim=-1)  # [K, E]
     scores = centered @ rows.T  # [n, K]
     return (scores / scores.std(dim=0).clamp(min=1e-12)).argmax(dim=1)
 
@@ -228,10 +231,12 @@ def shuffled_information(
     """Mutual information of values [n] and labels [n], and the same for shuffled labels [P].
 
     As shares of the labels' entropy. With `given` [n], the conditional mutual information: labels are then
-    shuffled among images with the same `given`.
+    shuffled among images with the same `given`. The order of the images does not matter.
     """
     values, labels = (part.unique(return_inverse=True)[1] for part in (values, labels))
     within = torch.zeros_like(labels) if given is None else given.unique(return_inverse=True)[1]
+    sort = ((within * (int(values.max()) + 1) + values) * (int(labels.max()) + 1) + labels).argsort()
+    values, labels, within = values[sort], labels[sort], within[sort]
     both = (values * (int(within.max()) + 1) + within).unique(return_inverse=True)[1]
     kinds, groups, classes = (int(part.max()) + 1 for part in (both, within, labels))
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dear.clip.model import Clip
+from dear.data.duplicates import find_duplicates
 from dear.data.images import FileImages, ImageSet, ListedImages, targets_of
 from dear.data.open import HELD_OUT_SPLIT, open_data, open_folder
 from dear.data.shots import few_shot
@@ -43,7 +44,7 @@ from dear.tasks.audit.findings import (
     sort_findings,
 )
 from dear.tasks.audit.held_out import HELD_OUT, INSIDE, HeldOutScores
-from dear.tasks.audit.labels import label_view, rest_texts, scored_labels
+from dear.tasks.audit.labels import label_set_numbers, label_view, rest_texts, scored_labels
 from dear.tasks.audit.photos import check_properties, edit_tests
 from dear.tasks.audit.result import Audit
 from dear.tasks.audit.verdict import FALSE_ALARM_RATE, explain_away, judge
@@ -139,6 +140,7 @@ def audit(
         images = few_shot(images, shots, seed)
     if len(images.classes) < 2 and targets_of(images) is None:
         raise UsageError(f"{images.name}: has one class; an audit needs at least two")
+    images = _without_copies(images)
     if targets_of(images) is not None and not scored_labels(images):
         raise DataError(f"{images.name}: no label is on {FEWEST} images and missing on {FEWEST}; add images")
     settings = _Settings(concepts, _open_examples(folders), roles, seed, mode, properties)
@@ -154,6 +156,16 @@ def audit(
     if out is not None:
         result.write_page(out, report)
     return result
+
+
+def _without_copies(images: ImageSet) -> ImageSet:
+    """One image of each unit and label: copies would make chance look like a finding."""
+    duplicates = find_duplicates(images)
+    places = duplicates.distinct(label_set_numbers(images))
+    if len(places) == len(images):
+        return images
+    note(f"{images.name}: {duplicates.sentence()}; of copies with the same label one is audited")
+    return images.subset(places)
 
 
 def _name(value: object) -> str | None:

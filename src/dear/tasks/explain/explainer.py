@@ -117,11 +117,11 @@ class Explainer:
 
         def run(some: ImageSet, rows: list[int]) -> list[Explanation]:
             pixels = pixels_for(self.method.clip, some, rows)
-            names = [every.key(row) for row in rows]
+            names, copies = [every.key(row) for row in rows], self._neighbors.copies_of(every.subset(rows))
             return (
-                self._explain_labels(pixels, names, chosen[0])
+                self._explain_labels(pixels, names, copies, chosen[0])
                 if self.scores.several
-                else self._explain(pixels, names, chosen)
+                else self._explain(pixels, names, copies, chosen)
             )
 
         parts, _ = over_batches(images, run, self.method.clip, progress=progress, batch=BATCH)
@@ -154,7 +154,9 @@ class Explainer:
             for name, value in table.items()
         )
 
-    def _explain_labels(self, pixels: Tensor, names: Sequence[str], label: int | None) -> list[Explanation]:
+    def _explain_labels(
+        self, pixels: Tensor, names: Sequence[str], copies: Sequence[set[int]], label: int | None
+    ) -> list[Explanation]:
         """Explanations of each answered label, or of `label`; of none, that closest to its threshold."""
         logits = self.model.scale.calibrated(
             self.model.forward(pixels)[self.scores.mode].float().cpu(), self.scores.mode
@@ -169,17 +171,24 @@ class Explainer:
             part = rows[start : start + BATCH]
             places = torch.tensor([image for image, _ in part])
             chosen = torch.tensor([[each] for _, each in part])
-            result += self._explain(pixels[places], [names[image] for image, _ in part], (), chosen)
+            which = [image for image, _ in part]
+            result += self._explain(
+                pixels[places], [names[i] for i in which], [copies[i] for i in which], (), chosen
+            )
         return result
 
     def _explain(
         self,
         pixels: Tensor,
         names: Sequence[str],
+        copies: Sequence[set[int]],
         chosen: Sequence[int | None],
         labels: Tensor | None = None,
     ) -> list[Explanation]:
-        """Explanations of two classes, or of several labels [B, 1] and their thresholds."""
+        """Explanations of two classes, or of several labels [B, 1] and their thresholds.
+
+        `copies` are the reference images, by their indices, that are copies of each image.
+        """
         trace = self.scores.trace(pixels)
         logits = trace.logits.cpu()
         pairs = self.scores.pairs(logits, chosen) if labels is None else labels
@@ -194,7 +203,7 @@ class Explainer:
             by_head, scores = _with_zeros(by_head), torch.cat([scores, limits.to(scores)])
         probabilities = self.model.scale.probabilities(logits.float())
         without_heads, without_concepts = self.counterfactuals.answers(trace, pairs, logits)
-        neighbors = self._neighbors.find(trace, by_head)
+        neighbors = self._neighbors.find(trace, by_head, copies)
         unknown = table[UNKNOWN].abs().sum(0) if UNKNOWN in table else torch.zeros(len(names))
         total = torch.stack([value.abs().sum(0) for value in table.values()]).sum(0)
         notices, views = tuple(self.notices(trace)), self._views(pixels)

@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear.data.duplicates import Prints, matching_pairs, read_prints
+from dear.data.folds import IntArray
+from dear.data.images import ImageSet
 from dear.heads.contributions import head_maps
 from dear.heads.names import Head
 from dear.tasks.explain.explanation import Neighbor
@@ -24,8 +27,21 @@ class Neighbors:
     def __init__(self, scores: ScoreParts) -> None:
         self.scores = scores
 
-    def find(self, trace: Trace, parts: Tensor) -> list[tuple[Neighbor, ...]]:
-        """Reference images most alike in the heads of the group that decides, for parts [2, B, L, H]."""
+    def copies_of(self, images: ImageSet) -> list[set[int]]:
+        """For each image the indices of the reference images that are the image itself or a copy of it."""
+        copies: list[set[int]] = [set() for _ in range(len(images))]
+        if self.scores.reference is not None:
+            (rows, prints), (others, other_prints) = read_prints(images), self._reference_prints
+            for first, second, _ in matching_pairs(prints, other_prints):
+                for i, j in zip(rows[first].tolist(), others[second].tolist(), strict=True):
+                    copies[i].add(j)
+        return copies
+
+    def find(self, trace: Trace, parts: Tensor, copies: Sequence[set[int]]) -> list[tuple[Neighbor, ...]]:
+        """Reference images most alike in the heads of the group that decides, for parts [2, B, L, H].
+
+        `copies` are the indices of the reference images that each image is not compared with.
+        """
         reference = self.scores.reference
         if reference is None:
             return []
@@ -37,9 +53,16 @@ class Neighbors:
             near, query = (self._space(rows, groups[best]) for rows in (reference.states, queries[b : b + 1]))
             center = near.mean(0)
             alike = F.normalize(near - center, dim=-1) @ F.normalize(query - center, dim=-1).T  # [n, 1]
-            order = alike[:, 0].argsort(descending=True)[:COUNT].tolist()
-            result.append(tuple(Neighbor(reference.images, place) for place in order))
+            order = alike[:, 0].argsort(descending=True).tolist()
+            nearest = [row for row in order if row not in copies[b]][:COUNT]
+            result.append(tuple(Neighbor(reference.images, row) for row in nearest))
         return result
+
+    @cached_property
+    def _reference_prints(self) -> tuple[IntArray, Prints]:
+        """Indices of the reference images and what their copies are recognized by."""
+        assert self.scores.reference is not None
+        return read_prints(self.scores.reference.images)
 
     @cached_property
     def _maps(self) -> Tensor:

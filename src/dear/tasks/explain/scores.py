@@ -14,6 +14,7 @@ from torch import Tensor
 from dear.calibration.scales import apply_scales
 from dear.clip.model import Clip
 from dear.data.batches import over_batches, pixels_for
+from dear.data.duplicates import find_duplicates
 from dear.data.images import ImageSet
 from dear.errors import DataError
 from dear.heads.known_roles import known_roles
@@ -75,7 +76,7 @@ class ScoreParts:
         self.mode = model.pick_mode(mode)
         self.role_map = roles or self.method.roles or known_roles(model.clip.plain)
         self.groups: HeadGroups = head_groups(model.clip.config.vision, self.role_map)
-        self.images = None if reference is None else _balanced_subset(reference, REFERENCE)
+        self.images = None if reference is None else _distinct_subset(reference, REFERENCE)
         self._progress = progress
 
     def trace(self, pixels: Tensor) -> Trace:
@@ -237,12 +238,12 @@ class ScoreParts:
         return f"Removal of {correction.note}" if correction is not None and correction.note else "Removal"
 
 
-def _balanced_subset(images: ImageSet, most: int) -> ImageSet:
-    """At most `most` images, equally many of each class where there are enough."""
-    if len(images) <= most:
-        return images
-    order: list[int] = []
-    places = [(images.labels == label).nonzero()[:, 0].tolist() for label in range(len(images.classes))]
-    for turn in range(max(len(rows) for rows in places)):
-        order += [rows[turn] for rows in places if turn < len(rows)]
-    return images.subset(sorted(order[:most]))
+def _distinct_subset(images: ImageSet, most: int) -> ImageSet:
+    """At most `most` images, equally many of each class where there are enough, and of copies one."""
+    if len(images) > most:
+        order: list[int] = []
+        rows_of = [(images.labels == label).nonzero()[:, 0].tolist() for label in range(len(images.classes))]
+        for turn in range(max(len(rows) for rows in rows_of)):
+            order += [rows[turn] for rows in rows_of if turn < len(rows)]
+        images = images.subset(sorted(order[:most]))
+    return images.subset(find_duplicates(images).distinct(images.labels.tolist()))

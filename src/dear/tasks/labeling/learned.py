@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dear.data.folds import IntArray
 from dear.tasks.labeling.choose import guess
 from dear.train.label_check import LEAST_IMAGES, out_of_sample, rank_labels
 from dear.unlabeled import UNLABELED, Forecast, choose_next, draw_rows, forecast_gain, learning_curve
@@ -34,7 +35,12 @@ class Learned:
 
 
 def learn(
-    features: Tensor, labels: Tensor, names: Sequence[str], texts: Tensor | None, exclude: Tensor
+    features: Tensor,
+    labels: Tensor,
+    names: Sequence[str],
+    texts: Tensor | None,
+    exclude: Tensor,
+    units: IntArray,
 ) -> Learned:
     """Train the probe and choose the next images.
 
@@ -44,6 +50,7 @@ def learn(
         names: of the classes.
         texts: their text features [C, E]; None: there are no classes.
         exclude: bool [n], images that are not to be chosen.
+        units: [n], equal for copies of one image.
     """
     labeled = labels != UNLABELED
     part = torch.cat([labeled.nonzero()[:, 0], draw_rows((~labeled).nonzero()[:, 0], MOST_IMAGES)])
@@ -58,20 +65,20 @@ def learn(
     if texts is not None:
         probabilities = torch.zeros(len(labels), len(names))
         probabilities[part] = guess(features[part], labels[part], texts)
-    suspects = find_suspects(features, labels, names)
+    suspects = find_suspects(features, labels, names, units)
     return Learned(
         probabilities, tuple(names), tuple(part[rows].tolist()), suspects, labels=int(labeled.sum())
     )
 
 
 def find_suspects(
-    features: Tensor, labels: Tensor, names: Sequence[str]
+    features: Tensor, labels: Tensor, names: Sequence[str], units: IntArray
 ) -> tuple[tuple[int, str, float], ...]:
     """Labels that look wrong: index of the image, suggested class and its probability."""
     rows = (labels != UNLABELED).nonzero()[:, 0]
     if len(rows) < LEAST_IMAGES:
         return ()
-    probabilities = out_of_sample(features[rows], labels[rows], len(names))
+    probabilities = out_of_sample(features[rows], labels[rows], len(names), units=units[rows.numpy()])
     places, best = rank_labels(probabilities, labels[rows])
     return tuple(
         (int(rows[place]), names[int(best[place])], float(probabilities[place, best[place]]))
@@ -79,13 +86,13 @@ def find_suspects(
     )
 
 
-def forecast_more(features: Tensor, labels: Tensor, texts: Tensor | None) -> Forecast | None:
+def forecast_more(features: Tensor, labels: Tensor, texts: Tensor | None, units: IntArray) -> Forecast | None:
     """Cross-validate the probe, and forecast the gain of more labels; None without labels."""
     labeled = labels != UNLABELED
     if texts is None or not bool(labeled.any()):
         return None
     rows = torch.cat([labeled.nonzero()[:, 0], draw_rows((~labeled).nonzero()[:, 0], MOST_FORECAST)])
-    curve = learning_curve(features[rows], labels[rows], texts)
+    curve = learning_curve(features[rows], labels[rows], texts, units=torch.from_numpy(units)[rows])
     return forecast_gain(curve, int(labeled.sum()), MORE)
 
 

@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dear.clip.model import Clip
+from dear.data.duplicates import Duplicates, find_duplicates
 from dear.data.images import TEMPLATE, ImageSet
 from dear.data.names import readable
 from dear.errors import InputError
@@ -293,6 +295,11 @@ class LabelingSession:
             if not self._wake.is_set():
                 self._idle.set()
 
+    @cached_property
+    def _copies(self) -> Duplicates:
+        """Copies among the images, which the worker searches once."""
+        return find_duplicates(self.images)
+
     def _known(self) -> tuple[tuple[str, ...], Tensor, Tensor | None]:
         """Class names, labels [n] and text features [C, E] at this moment."""
         with self._lock:
@@ -315,7 +322,7 @@ class LabelingSession:
         with self._lock:
             unusable = self.answers.none | self.answers.skipped
         exclude = torch.tensor([path in unusable for path in self.paths])
-        learned = learn(self.features, labels, names, texts, exclude)
+        learned = learn(self.features, labels, names, texts, exclude, self._copies.units)
         with self._lock:
             self._learned = replace(
                 learned, forecast=self._learned.forecast, seconds=time.monotonic() - began
@@ -324,7 +331,7 @@ class LabelingSession:
     def _forecast(self) -> None:
         """Cross-validate the probe, and forecast the gain of more labels."""
         _, labels, texts = self._known()
-        forecast = forecast_more(self.features, labels, texts)
+        forecast = forecast_more(self.features, labels, texts, self._copies.units)
         if forecast is None:
             return
         with self._lock:

@@ -59,9 +59,9 @@ def _measured(job: Job, first: ImageSet) -> tuple[float, float, bool]:
     feed = Feed(first, method.clip, recipe)
     views = views_for(job.method, first, recipe)
     if views is None:
-        batch = feed.at(0)
+        pixels, labels, domains, _ = feed.at(0)
         once = time.perf_counter() - began
-        return once, _step_seconds(method, lambda: method.loss(*batch)), method.quick
+        return once, _step_seconds(method, lambda: method.loss(pixels, labels, domains)), method.quick
     rows = range(len(first))
     frozen = views.training(0, rows)
     _wait(method)

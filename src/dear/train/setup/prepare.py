@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,6 +86,18 @@ class Job:
     def base(self) -> ImageSet:
         """The images, followed by the unlabeled images that are trained on."""
         return self.images if self.teacher is None else JoinedImages.of(self.images, self.teacher.images)
+
+    @property
+    def units(self) -> IntArray | None:
+        """The units of the images of `training_set`: copies and edited copies of an image have the same.
+
+        None: copies were not searched.
+        """
+        if self.duplicates is None:
+            return None
+        edits = () if self.edits is None else self.edits.copies
+        base = self.duplicates.units_of(range(len(self.base)))
+        return np.concatenate([base, *[self.duplicates.units] * len(edits)])
 
     @property
     def steps(self) -> int:
@@ -166,7 +179,12 @@ def prepare(
         notices.append(f"no image is labeled {names}: these classes are learned from their names alone")
     notices += split_notices(spec.data, spec.root) if data is None else []
     if duplicates is None and (
-        spec.calibrate or spec.focus is not None or spec.without or without is not None
+        kind.holds_out
+        or spec.calibrate
+        or spec.focus is not None
+        or spec.without
+        or without is not None
+        or unlabeled is not None
     ):
         duplicates = find_duplicates(images)
     units = None if duplicates is None else duplicates.units
