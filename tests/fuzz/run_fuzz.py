@@ -43,6 +43,8 @@ def main() -> int:
     if asked.child is not None:
         return child(asked.only, asked.child, asked.seed, asked.keep)
     names = [name for name in asked.only.split(",") if name] or list(readers.NAMES)
+    if unknown := set(names) - set(readers.NAMES):
+        parser.error(f"no reader {', '.join(sorted(unknown))}; readers: {', '.join(sorted(readers.NAMES))}")
     return parent(names, asked.cases, asked.seed, asked.keep, asked.jobs)
 
 
