@@ -57,7 +57,8 @@ from dear.data.images import ListedImages
 from dear.images.views import normalize, read_views, resize_crop
 from dear.methods import build_method
 from dear.runs.model import Model
-from dear.tasks.embed.shards import ShardJob, list_images, run_shards
+from dear.tasks.embed.shards import ShardJob, run_shards
+from dear.tasks.embed.sources import open_source
 from dear.tasks.embed.task import embedder
 from dear.tasks.speed import add_rows, machine, photo_folder
 
@@ -375,12 +376,13 @@ def _embed(
     tower, parquet = clip.cast(matrix_dtype("auto", clip.device)), find_spec("pyarrow") is not None
 
     def run(where: Path) -> None:
-        files = list_images(where)
+        source = open_source(where)
         if parquet:
-            job = ShardJob(files, folder / f"out {next(turns)}", {"what": "features"})
+            job = ShardJob(source, folder / f"out {next(turns)}", {"what": "features"})
             run_shards(job, lambda: compute, device=clip.device)
         else:
-            over_batches(files, lambda *some: tower.encode_image(pixels_for(tower, *some)).cpu(), clip)
+            images = source.images
+            over_batches(images, lambda *some: tower.encode_image(pixels_for(tower, *some)).cpu(), clip)
 
     run(paths[-1].parent)  # libraries are loaded, kernels compiled
     taken = medians({"dear": partial(run, paths[0].parent.parent)}, options.repeats, warm_up=0)["dear"]

@@ -27,8 +27,9 @@ import dear
 from dear.data.images import ImageSet
 from dear.data.shots import few_shot
 from dear.heads.concept_words import known_concepts, readable_words, value_features
-from dear.tasks.audit.concepts import Association, associate, judge, nearest_values, one_class
+from dear.tasks.audit.association import Association, associate, nearest_values, one_class
 from dear.tasks.audit.findings import ASSOCIATED
+from dear.tasks.audit.verdict import judge
 from dear.utils.text import fill_template
 
 EACH, MOST = 16, 12  #: images per class, and classes, at most
