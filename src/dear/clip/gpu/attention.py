@@ -185,7 +185,7 @@ def _blocks(queries: int, width: int) -> dict[str, int]:
 def next_power_of_two(number: int) -> int:
     """The smallest power of two that is not below `number`.
 
-    >>> power(5), power(64)
+    >>> next_power_of_two(5), next_power_of_two(64)
     (8, 64)
     """
     return 1 << (number - 1).bit_length()
