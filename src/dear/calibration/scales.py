@@ -121,8 +121,8 @@ def threshold(scores: Sequence[float], share: float = 0.05) -> Threshold:
     With the k-th smallest of n scores as the threshold, the true share of refused images has a Beta(k,
     n + 1 - k) distribution if new images score as the held-out ones did; k is the largest number with mean
     k / (n + 1) <= share, but at least 1. The interval holds the middle 95% of that distribution. Held-out
-    images were scored by methods that learned from fewer images: over many draws of training images 91 to 97%
-    of the shares lie in it and 0.7% above it (docs/answers.md).
+    images were scored by methods that learned from fewer images: over many draws of training images 94 to 95%
+    of the shares lie in it and 1.6% above it (docs/answers.md).
 
     >>> limit = threshold([0.1, 0.4, 0.5, 0.6] * 25)
     >>> limit.value, limit.images, round(limit.low, 3), round(limit.high, 3)
