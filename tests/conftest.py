@@ -105,3 +105,5 @@ class SkipWithoutExtras:
 def pytest_configure(config: pytest.Config) -> None:
     """Not as hooks of this file, which would see the tests but not the modules of src."""
     config.pluginmanager.register(SkipWithoutExtras())
+    if config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        gc.enable()  # this process collects no tests; its workers do
