@@ -542,6 +542,11 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
                 note="Answers, errors, and crashes count 200 damaged files per row.",
             ),
             Table(
+                "JPEG decoders on a GPU: TorchCodec, nvImageCodec, and simplejpeg", f"{BENCHMARKS}/torchcodec_gpu.csv",
+                "python benchmarks/torchcodec_gpu.py PHOTOS --cases 60", ("megapixels", "measure"), ("value",), "way",
+                note="48 photos of each size. `damaged files` counts 50 damaged ones: answers, clear errors, crashes of the process.",
+            ),
+            Table(
                 "Exported int8 compared with float32, processor time", f"{BENCHMARKS}/onnx_precision.csv",
                 "python benchmarks/onnx_precision.py --full FULL --small INT8", ("dataset", "backbone", "method", "batch"),
                 ("times_faster", "accuracy_float32", "points_lost", "same_answers", "mb_float32", "mb"),
