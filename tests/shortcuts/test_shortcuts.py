@@ -94,6 +94,7 @@ def test_a_faint_mark_is_found_in_images_with_neutral_and_smooth_parts(
     assert name in (found.name, *found.also)
     assert not [name for name in ("black tint", "white tint", "gray tint") if name in found.sentence]
     if found.kind == "cast":
+        assert name not in found.sentence  # a measure of the search
         assert "color cast alone" in found.sentence
         assert Without.of(found.title).concepts == ("cast",)
 
