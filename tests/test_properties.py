@@ -34,7 +34,7 @@ from dear.methods import METHODS
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.tasks.audit.task import audit
-from dear.tasks.choose import choose
+from dear.tasks.choose.task import choose
 from dear.tasks.drift import drift
 from dear.tasks.evaluate import evaluate
 from dear.tasks.explain.task import explain
