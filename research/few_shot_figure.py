@@ -18,7 +18,7 @@ from grid import GROUPS, KEYS
 ROOT = Path(__file__).parents[1]
 ROWS = [ROOT / "research/results/grid.csv"]
 METHODS = {
-    "dear": ("DeAR (strong)", "#1f6feb", 2.6),
+    "dear[variant=rate10]": ("DeAR (strong of run 5)", "#1f6feb", 2.6),
     "dear@quick": ("DeAR (quick)", "#7aa7f0", 1.4),
     "mmrl": ("MMRL", "#b3541e", 1.6),
     "promptsrc": ("PromptSRC", "#2e7d32", 1.6),
@@ -32,6 +32,7 @@ PHOTOS = ["Caltech101", "DescribableTextures", "EuroSAT", "OxfordPets"]
 WORLD = [name for group in ("dev", "report") for name in GROUPS[group] if name.startswith("world:")]
 DEVELOPMENT = GROUPS["dev"]
 SHOTS = (1, 2, 4, 8, 16)
+STRONG = "dear[variant=rate10]"  #: the only rows of `strong` with three seeds on all sets
 COLUMNS, WIDTH, HEIGHT, LEFT, TOP, GAP = 4, 232, 176, 34, 30, 14
 
 
@@ -71,7 +72,7 @@ def panel(rows: pd.DataFrame, datasets: list[str], title: str, left: float, top:
         line = points.loc[method]
         path = " ".join("{:.1f},{:.1f}".format(*at(s, v)) for s, v in line["mean"].items())
         parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}"/>')
-        for shots, (mean, spread) in line[["mean", "std"]].iterrows() if method == "dear" else ():
+        for shots, (mean, spread) in line[["mean", "std"]].iterrows() if method == STRONG else ():
             (x, y), (_, over) = at(shots, mean), at(shots, mean + spread)
             parts.append(
                 f'<path d="M{x:.1f} {over:.1f}V{2 * y - over:.1f}" stroke="{color}" stroke-width="1"/>'
