@@ -62,12 +62,12 @@ def starlettes_forms() -> None:
 def fastapis_routes() -> None:
     """Have FastAPI handle the routes that it describes."""
 
-    def application(routes: list[Any], **options: Any) -> FastAPI:
-        found = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, **options)
-        found.include_router(router)
-        return found
+    def with_router(routes: list[Any], **options: Any) -> FastAPI:
+        application = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, **options)
+        application.include_router(router)
+        return application
 
-    app.Starlette = application  # type: ignore[assignment,misc]
+    app.Starlette = with_router  # type: ignore[assignment,misc]
 
 
 #: what a part of the service is replaced by with `--instead`

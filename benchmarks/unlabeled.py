@@ -259,12 +259,12 @@ def measure(bench: Bench, cell: Cell, method: str, alone: float | None, forced: 
 
 def cross_validation(facts: Mapping[str, Any]) -> Row:
     """Labels that were held out, and the accuracy that the pool added there, in percent."""
-    found = facts.get("cross_validation", {})
-    gain = 100 * (found["with_unlabeled"] - found["labeled_only"]) if found else None
+    measured = facts.get("cross_validation", {})
+    gain = 100 * (measured["with_unlabeled"] - measured["labeled_only"]) if measured else None
     return {
-        "held_out": found.get("images", 0),
+        "held_out": measured.get("images", 0),
         "held_out_gain": "" if gain is None else round(gain, 2),
-        "standard_error": round(100 * found["standard_error"], 2) if found else "",
+        "standard_error": round(100 * measured["standard_error"], 2) if measured else "",
     }
 
 

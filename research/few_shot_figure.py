@@ -46,8 +46,8 @@ def accuracies() -> pd.DataFrame:
 
 def panel(rows: pd.DataFrame, datasets: list[str], title: str, left: float, top: float) -> str:
     """One plot: the mean over datasets."""
-    own = rows[rows.dataset.isin(datasets)]
-    means = own.groupby(["method", "shots", "seed"]).accuracy.agg(["mean", "size"]).reset_index()
+    selected = rows[rows.dataset.isin(datasets)]
+    means = selected.groupby(["method", "shots", "seed"]).accuracy.agg(["mean", "size"]).reset_index()
     means = means[means["size"] == len(datasets)]
     points = means.groupby(["method", "shots"])["mean"].agg(["mean", "std"])
     shown = points[points.index.get_level_values("method").isin([*METHODS])]

@@ -39,11 +39,11 @@ def rows_of(paths: list[Path]) -> pd.DataFrame:
 
 def few_shot(rows: pd.DataFrame, method: str) -> dict[tuple[str, int], float]:
     """Accuracy by mean and number of images; cells without all rows are left out."""
-    own = rows[(rows.method == method) & (rows.protocol == "few-shot")]
+    measured = rows[(rows.method == method) & (rows.protocol == "few-shot")]
     result = {}
     for name, datasets in MEANS.items():
         for shots in SHOTS:
-            cells = own[own.dataset.isin(datasets) & (own.shots == shots)]
+            cells = measured[measured.dataset.isin(datasets) & (measured.shots == shots)]
             if cells.dataset.nunique() == len(datasets):
                 result[name, shots] = cells.groupby("dataset").accuracy.mean().mean()
     return result
@@ -51,10 +51,10 @@ def few_shot(rows: pd.DataFrame, method: str) -> dict[tuple[str, int], float]:
 
 def base_to_novel(rows: pd.DataFrame, method: str) -> dict[tuple[str, str], float]:
     """Harmonic mean, new classes, and joint list by mean."""
-    own = rows[(rows.method == method) & (rows.protocol == "base-to-novel")]
+    measured = rows[(rows.method == method) & (rows.protocol == "base-to-novel")]
     result = {}
     for name, datasets in MEANS.items():
-        cells = own[own.dataset.isin(datasets)].groupby("dataset")[["hm", "novel", "joint"]].mean()
+        cells = measured[measured.dataset.isin(datasets)].groupby("dataset")[["hm", "novel", "joint"]].mean()
         if len(cells) == len(datasets):
             result |= {(name, column): round(float(cells[column].mean()), 2) for column in cells}
     return result
@@ -104,8 +104,8 @@ def main() -> None:
             base_to_novel(rows, name),
         )
     _, missed, mean, chosen = min(ranked)
-    own = next(row for row in ranked if row[3] == STRONG)
-    if missed == own[1] and own[2] - mean < TIE:
+    present = next(row for row in ranked if row[3] == STRONG)
+    if missed == present[1] and present[2] - mean < TIE:
         chosen = STRONG
     cheap = [name for name in PASSES if _cheap(rows, f"dear[variant={name}]", strong)]
     print("chosen:", chosen, "passes:", cheap)
