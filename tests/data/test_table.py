@@ -114,7 +114,7 @@ def test_data_check_takes_the_root_of_a_table(paint, tmp_path):
         ("", "path.*label"),
         ("path,class\na,b\n", "label"),
         ("path;label\na;b\n", "path.*label"),
-        ("path,label\n", ""),
+        ("path,label\n", None),
         ("path,label,label\na,b,c\n", "label"),
         ("path,label\na.png,cat\nb.png\n", r"row 3: .*\b1\b.*\b2\b"),
         ("path,label\na.png,cat,dog\n", r"row 2: .*\b3\b"),

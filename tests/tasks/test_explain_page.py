@@ -88,7 +88,7 @@ def test_unreadable_reference_images_are_skipped(tmp_path: Path) -> None:
     model, query = calibrated_model("zeroshot"), good.subset([1])
     one, other = (Explainer(model, images, mixed_roles()).explain(query)[0] for images in (clean, mixed))
     assert [bar.answer for bar in one.bars] == pytest.approx([bar.answer for bar in other.bars], abs=1e-6)
-    assert len(other.neighbors) == 6
+    assert len(other.neighbors) == len(files) - 1  # one of them is the image itself
     assert all(near.image is not None for near in other.neighbors)
 
 

@@ -63,6 +63,7 @@ def reliance(before: Tensor, after: Tensor, labels: Tensor, way: str = "words") 
 def margin(scores: Tensor, labels: Tensor) -> float:
     """Mean of the true class's score minus the best other score.
 
+    >>> import torch
     >>> margin(torch.tensor([[3.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0]))
     0.5
     """
