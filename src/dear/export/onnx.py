@@ -235,11 +235,14 @@ def _trace(graph: Scores | Features, method: Method) -> Any:
     except (torch.onnx.OnnxExporterError, NotImplementedError) as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise DearError(f"the method {method.name!r} cannot be written as ONNX ({reason})") from error
-    if [value.name for value in program.model.graph.outputs] != list(graph.names):
+    outputs = program.model.graph.outputs
+    if len({id(value) for value in outputs}) < len(graph.names):
         raise DearError(
-            f"PyTorch {torch.__version__} loses the names of the scores when it writes ONNX; export with a "
-            "newer PyTorch (2.13 is tested)"
+            f"PyTorch {torch.__version__} merges scores when it writes ONNX; export with a newer PyTorch "
+            "(2.13 is tested)"
         )
+    for value, name in zip(outputs, graph.names, strict=True):
+        value.name = name  # PyTorch 2.10 names equal scores of two modes itself
     return program
 
 
