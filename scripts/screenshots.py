@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--tint", metavar="CLASS", help="class with the planted tint (default: the first)")
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     classes = sorted(options.photos.iterdir())
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
