@@ -211,7 +211,7 @@ print(time.process_time() - began)
 
 
 def memory_rows(files: list[Path], repeats: int) -> list[Any]:
-    """Rows for reading files for the GPU's decoder, each way in a process of its own: it cannot be undone."""
+    """Rows for reading files for the GPU's decoder, each in a separate process, because the import of a decoder is permanent."""
     seconds: dict[str, list[float]] = {"keep": [], "plain": []}
     for _ in range(repeats):
         for way, times in seconds.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import logging
 import os
@@ -58,9 +57,6 @@ COMMANDS = {command: module for commands in PANELS.values() for command, module 
 
 def main() -> None:
     """Run `dear`: one line for what a user can correct, a stack trace only for defects of this package."""
-    # PyTorch's modules are half a million objects that stay. Searching them for garbage again and again while
-    # they are imported takes a seventh of the start.
-    gc.set_threshold(20_000, 20, 20)
     try:
         from dear.cli.hints import sentence
         from dear.errors import DearError
