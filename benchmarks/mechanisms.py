@@ -211,7 +211,7 @@ print(time.process_time() - began)
 
 
 def memory_rows(files: list[Path], repeats: int) -> list[Any]:
-    """Rows for reading files for the GPU's decoder, each in a separate process, because the import of a decoder is permanent."""
+    """Rows for reading files for the decoder of a GPU, each way in a new process: it lasts until the end."""
     seconds: dict[str, list[float]] = {"keep": [], "plain": []}
     for _ in range(repeats):
         for way, times in seconds.items():
