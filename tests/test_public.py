@@ -17,6 +17,7 @@ from dear.clip.model import Clip
 from dear.errors import DearError, InputError, UsageError
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.model import Model
+from dear.serve.task import serve
 from dear.studio import app as studio
 from dear.tasks.check import check
 from dear.tasks.labeling.exchange import add_labels
@@ -38,20 +39,22 @@ OTHERS: dict[str, Any] = {
     "pretrain": pretrain_mini,
     "roles discover": discover,
     "roles report": report,
+    "serve": serve,
     "speed": measure_speed,
     "studio": studio.serving,
 }
-#: Commands that only list or show what is there, and the service, whose command reads a settings file.
-NO_FUNCTION = {*("backbones", "methods", "cache", "serve"), *("data list", "roles show", "cache clear")}
+#: Commands that only list or show what is there.
+NO_FUNCTION = {*("backbones", "methods", "cache"), *("data list", "roles show", "cache clear")}
 GROUPS = ("data", "label", "roles", "cache")
 #: Options of the command line alone: how results are printed, and what Python callers set elsewhere.
 CLI_ONLY = {"as_json", "threads", "help"}
-COMPUTES_CELLS = {"bench", "ablate"}  #: `threads` is a parameter of both
+WITH_THREADS = {"bench", "ablate", "serve"}  #: `threads` is a parameter of their functions
 CLI_ONLY_OF = {
     "adapt": {"extend"},  # a function: `dear.extend`
     "export": {"classes_file"},
     "label next": {"classes_file"},
     "label start": {"classes_file", "host", "port"},  # parameters of the server
+    "serve": {"config"},  # a file of its options
     "predict": {"onnx", "classes_file"},  # an exported model is passed as the run; a list is a list
 }
 #: Parameters of Python alone: callbacks, and objects that no option can hold.
@@ -65,6 +68,7 @@ PYTHON_ONLY_OF = {
     "bench": {"command"},
     "ablate": {"command"},
     "push": {"endpoint"},
+    "serve": {"limits"},
     "pull": {"endpoint"},
 }
 
@@ -97,7 +101,7 @@ def test_a_command_is_one_function_with_the_same_parameters(command: str) -> Non
         parser = parser.commands[word]
     options = {p.name: p for p in parser.params}
     parameters = inspect.signature(function_of(command)).parameters
-    cli_only = CLI_ONLY - {"threads"} if command in COMPUTES_CELLS else CLI_ONLY
+    cli_only = CLI_ONLY - {"threads"} if command in WITH_THREADS else CLI_ONLY
     expected = set(options) - cli_only - CLI_ONLY_OF.get(command, set())
     actual = set(parameters) - PYTHON_ONLY - PYTHON_ONLY_OF.get(command, set())
     assert actual == expected

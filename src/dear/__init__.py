@@ -92,7 +92,7 @@ _ALTERNATIVES = {
     "encode_text": "dear.load(backbone).encode_text(texts)",
     "export": "dear.export_run(run, ...)",
     "report": "dear.report_run(run)",
-    "serve": "the command dear serve RUNS_FOLDER",
+    "serve": "dear.serve.task.serve(runs), or the command dear serve RUNS_FOLDER",
     "studio": "the command dear studio RUN",
 }
 

@@ -24,7 +24,7 @@ from tiny import mixed_roles, tiny_clip
 from typer.testing import CliRunner
 
 from dear.cli import build_app
-from dear.cli.serve import _check_tls, _show_log
+from dear.cli.serve import _show_log
 from dear.errors import RunError, UsageError
 from dear.runs.folder import add_metrics
 from dear.serve import galleries
@@ -33,6 +33,7 @@ from dear.serve.metrics import Metrics
 from dear.serve.middleware import RequestMiddleware
 from dear.serve.settings import Limits
 from dear.serve.store import run_version
+from dear.serve.task import serve
 from dear.serve.traffic import Traffic
 
 
@@ -152,11 +153,20 @@ def test_a_request_that_is_cut_off_by_the_drain_limit_is_told_so():
     assert statuses[0] == 503
 
 
-def test_halves_of_tls_are_refused(tmp_path):
-    for engine, certificate, key in (("local", None, tmp_path), ("ray", tmp_path, None)):
-        with pytest.raises(UsageError, match="--tls"):
-            _check_tls(engine, certificate, key)
-    _check_tls("local", tmp_path, tmp_path)
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"tls_key": "key.pem"}, "tls_certificate"),
+        ({"tls_certificate": "cert.pem", "engine": "ray"}, "tls_certificate"),
+        ({"engine": "spark"}, "spark"),
+        ({"replicas": 2}, "replicas"),
+        ({"threads": 2, "engine": "ray"}, "threads"),
+        ({"limits": {"imagse": 3}}, "imagse"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(tmp_path, options, name):
+    with pytest.raises(UsageError, match=name):
+        serve(tmp_path, **options)
 
 
 def test_certificates_reach_the_server(tmp_path, monkeypatch):

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import tomllib
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from typer import Argument, CallbackParam, Context, Option
 
 from dear.cli.options import Backbone, Device
 from dear.cli.printing import say
 from dear.errors import UsageError
-from dear.utils.extras import missing_extra
-from dear.utils.parallel import usable_cores
-
-if TYPE_CHECKING:
-    from dear.data.images import ImageSet
-    from dear.serve.settings import Limits
 
 _LIMITS = "dear.serve.limits"  # of the settings file, in the context of the command
 
@@ -33,7 +24,10 @@ def _read_settings(context: Context, parameter: CallbackParam, path: Path | None
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path}: the settings cannot be read ({error})") from error
-    context.meta[_LIMITS] = values.pop("limits", {})
+    limits = values.pop("limits", {})
+    if not isinstance(limits, dict):
+        raise UsageError(f"{path}: limits must be a table, [limits], got {limits!r}")
+    context.meta[_LIMITS] = limits
     options = {name.replace("-", "_"): value for name, value in values.items()}
     known = {one.name or "" for one in context.command.params} - {parameter.name, "help"}
     unknown = sorted(set(options) - known)
@@ -122,88 +116,35 @@ def serve(
 
     `curl -F files=@photo.jpg -F top=3 http://127.0.0.1:8000/v1/models/pets/classify`
     """
-    _demand_extra()
-    import torch
+    from dear.serve.task import serve as run_service
 
-    from dear.clip.factory import load, pick_device
-    from dear.serve.keys import Keys
-    from dear.serve.server import run_server
-    from dear.serve.service import Service
-    from dear.serve.settings import Limits, ServeSettings
-
-    known = Keys.load(keys) if keys is not None else Keys()
-    settings = ServeSettings(
-        _limits(Limits, context.meta.get(_LIMITS, {}), queued_images=queue, rate=rate),
-        batch,
-        None if wait_ms is None else wait_ms / 1000,
-        adapters,
+    _show_log()
+    run_service(
+        runs,
+        backbone=backbone,
+        host=host,
+        port=port,
+        keys=keys,
+        batch=batch,
+        wait_ms=wait_ms,
+        threads=threads,
+        adapters=adapters,
+        queue=queue,
         precision=precision,
         drain_seconds=drain_seconds,
+        rate=rate,
         open_metrics=open_metrics,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        gallery=_parse_galleries(gallery or []),
+        engine=engine,
+        replicas=replicas,
+        route=route,
+        ray_address=ray_address,
+        device=device,
+        limits=context.meta.get(_LIMITS, {}),
+        report=say,
     )
-    _check_tls(engine, tls_certificate, tls_key)
-    galleries = _galleries(gallery or [])
-    _check_engine(engine, replicas > 1 or route != "/" or ray_address is not None, threads)
-    if engine == "ray":
-        from dear.serve.ray_app import RayService, start
-
-        where = pick_device(device)
-        start(
-            RayService(
-                str(runs.resolve()), backbone, settings, None if keys is None else str(keys.resolve()),
-                galleries, where, replicas, gpus=float(where.startswith("cuda")), route=route,
-            ),
-            host, port, ray_address,
-        )  # fmt: skip
-        say(f"{replicas} replicas; http://{host}:{port}{route}; stop with Ctrl-C")
-        threading.Event().wait()
-        return
-    _show_log()
-    clip = load(backbone, device=pick_device(device))
-    on_gpu = clip.device.type != "cpu"  # then the CPU only copies
-    if threads is None and "OMP_NUM_THREADS" not in os.environ:
-        threads = 1 if on_gpu else usable_cores()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    service = Service(runs, clip, settings, galleries, keys=known)
-    for name, reason in service.store.problems().items():
-        say(f"not served: {name}: {reason}")
-    if service.recorded:
-        say(f"{service.recorded} batch runs recorded")
-    scheme = "http" if tls_certificate is None else "https"
-    say(
-        f"adapters: {len(service.store.cards())} on {service.clip.name}; {scheme}://{host}:{port}/docs; "
-        "stop with Ctrl-C"
-    )
-    run_server(service, host, port, ssl_certfile=tls_certificate, ssl_keyfile=tls_key)
-
-
-def _limits(kind: type[Limits], values: dict[str, Any], **options: float | None) -> Limits:
-    """Limits of the settings file and of options, which go before."""
-    try:
-        return kind(**{**values, **{name: value for name, value in options.items() if value is not None}})
-    except TypeError:
-        known = {one.name for one in fields(kind)}
-        unknown = sorted(set(values) - known) or list(values)
-        raise UsageError(f"unknown limit {unknown[0]!r}; limits are {', '.join(sorted(known))}") from None
-
-
-def _check_engine(engine: str, of_ray: bool, threads: int | None) -> None:
-    """Refuse options that the engine does not have; `of_ray`: whether any of Ray's own was given."""
-    if engine not in ("local", "ray"):
-        raise UsageError(f"--engine {engine}: choose local or ray")
-    if engine == "local" and of_ray:
-        raise UsageError("--replicas, --route and --ray-address are for --engine ray")
-    if engine == "ray" and threads is not None:
-        raise UsageError("--threads is for --engine local; Ray gives every replica its threads")
-
-
-def _check_tls(engine: str, certificate: Path | None, key: Path | None) -> None:
-    """Refuse half of the options for HTTPS, and both where Ray answers."""
-    if key is not None and certificate is None:
-        raise UsageError("--tls-key needs --tls-certificate")
-    if engine == "ray" and certificate is not None:
-        raise UsageError("--tls-certificate is for --engine local; put a proxy in front of Ray")
 
 
 def _show_log() -> None:
@@ -215,30 +156,12 @@ def _show_log() -> None:
         log.setLevel(level)
 
 
-def _demand_extra() -> None:
-    """Refuse to start without the packages of the extra `serve`."""
-    try:
-        import python_multipart  # noqa: F401 (read by the routes, which would fail at the first request)
-        import uvicorn  # noqa: F401
-
-        import dear.serve.app
-        import dear.serve.server  # noqa: F401
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] not in (
-            "fastapi", "httptools", "prometheus_client", "python_multipart", "starlette", "uvicorn"
-        ):  # fmt: skip
-            raise
-        raise missing_extra("the service", "serve") from None
-
-
-def _galleries(options: list[str]) -> dict[str, ImageSet]:
-    """Image sets of NAME=FOLDER."""
-    from dear.tasks.retrieve import gallery_of
-
-    galleries: dict[str, ImageSet] = {}
-    for one in options:
-        name, equals, source = one.partition("=")
-        if not equals or not name or not source or name in galleries:
-            raise UsageError(f"--gallery {one}: give NAME=FOLDER, every name once")
-        galleries[name] = gallery_of(source)
-    return galleries
+def _parse_galleries(texts: list[str]) -> dict[str, str]:
+    """Folders by name, of texts NAME=FOLDER."""
+    folders: dict[str, str] = {}
+    for text in texts:
+        name, _, folder = text.partition("=")
+        if not name or not folder or name in folders:
+            raise UsageError(f"--gallery must be NAME=FOLDER, each name once, got {text!r}")
+        folders[name] = folder
+    return folders
