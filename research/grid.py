@@ -32,7 +32,7 @@ from statistics import harmonic_mean
 from typing import Any
 
 import torch
-from few_shot.trial import VARIANTS, Shifted
+from few_shot.trial import VARIANTS
 from measure.jobs import workers
 from measure.script import names, numbers, parser_of, read
 from PIL import Image
@@ -183,7 +183,8 @@ def test_stage(method: Method, images: ImageSet, key: tuple[str, ...], place: Pl
     if key not in _pixels:
         view, parts = method.clip.config.view, torch.arange(len(images)).split(250)
         _pixels[key] = torch.cat([images.pixels(part.tolist(), view) for part in parts]).to(place.device)
-    stage = (*key, type(method).inference_stage, method.cut, method.class_token_at, method.clip.visual.dtype)
+    kind = (type(method).inference_stage, getattr(method, "stages", ()))  # stages: of `Thinned`
+    stage = (*key, *kind, method.cut, method.class_token_at, method.clip.visual.dtype)
     if stage not in _stages:
         with torch.no_grad():
             frozen = [method.inference_stage(_normalized(part, method)) for part in _pixels[key].split(250)]
@@ -266,7 +267,7 @@ def compute(cell: Cell, place: Place) -> list[dict[str, Any]]:
     )
     trained, steps = time.perf_counter(), len(clock)
     step_ms = 1000 * (clock[steps] - clock[FIRST]) / (steps - FIRST) if steps > FIRST else 0.0
-    rows = _test(cell, place, method, images, tests)
+    rows = _test(cell, place, method, tests)
     common = {
         **{name: getattr(cell, name) for name in KEYS},
         "backbone": "small" if cell.dataset in PHOTOS else "mini",
@@ -282,12 +283,9 @@ def compute(cell: Cell, place: Place) -> list[dict[str, Any]]:
 
 
 def _test(
-    cell: Cell, place: Place, method: Method, images: ImageSet, tests: list[tuple[str, ImageSet]]
+    cell: Cell, place: Place, method: Method, tests: list[tuple[str, ImageSet]]
 ) -> list[dict[str, Any]]:
     """Accuracies in every mode."""
-    if isinstance(method, Shifted):
-        pixels = images.pixels(list(range(min(len(images), 250))), method.clip.config.view)
-        method.measure_shift(_normalized(pixels.to(place.device), method))
     columns: dict[str, dict[str, Any]] = {mode: {"mode": mode} for mode in method.modes}
     for name, every in tests:
         whole, test = method, every
@@ -295,8 +293,6 @@ def _test(
             whole = method.with_classes(every.classes, every.template)
         elif every.classes != method.classes:
             test = every.select_classes(method.classes)
-        if isinstance(method, Shifted):
-            whole.shift = method.shift
         work = whole.in_precision("auto")
         seed = str(cell.seed) if name == "validation" else ""
         stage = test_stage(work, test, (cell.dataset, name, cell.held_out, seed, str(len(test))), place)
