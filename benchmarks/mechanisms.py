@@ -3,15 +3,16 @@
     python benchmarks/mechanisms.py --device cuda --csv benchmarks/results/mechanisms.csv
     OMP_NUM_THREADS=1 python benchmarks/mechanisms.py --device cpu --csv benchmarks/results/mechanisms.csv
 
-On a GPU: a random CLIP of the ViT-B/16 size; the step is DeAR's with the preset `paper`, and in one of the
-ways `torch.compile` of `Block.forward` replaces the Triton kernels (the table of docs/performance.md). On a
-CPU: `mini`, or `--backbone`. The ways of one row take turns and medians count; `gain` is the time without the
-mechanism divided by the time with all of them. On a CPU the time is that of the processor, except for reading
-ahead, which saves waiting.
+On a GPU: a random CLIP of the ViT-B/16 size; the step is DeAR's with the preset `paper`. With `--compiled`,
+`torch.compile` of `Block.forward` replaces the Triton kernels in one of the ways. On a CPU: `mini`, or
+`--backbone`. The ways of one row take turns and medians count; `gain` is the time without the mechanism
+divided by the time with all of them. On a CPU the time is that of the processor, except for reading ahead,
+which saves waiting.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -49,7 +50,8 @@ from dear.train.run import train
 
 FORWARD = Block.forward
 ALL = "all mechanisms"
-Works = Mapping[str, Callable[[], object]]
+Work = Callable[[], object]
+Works = Mapping[str, Work]
 
 
 @cache
@@ -59,7 +61,9 @@ def compiled_forward() -> Callable[..., Tensor]:
 
 
 @contextmanager
-def changed(*, kernels: bool = True, compiled: bool = False, convolution: bool = False) -> Iterator[None]:
+def changed(
+    *, kernels: bool = True, compiled: bool = False, convolution: bool = False, one_stream: bool = False
+) -> Iterator[None]:
     """Within this block the towers run in another way."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, DEAR_KERNELS=str(int(kernels))))
@@ -67,17 +71,26 @@ def changed(*, kernels: bool = True, compiled: bool = False, convolution: bool =
             stack.enter_context(mock.patch.object(Block, "forward", compiled_forward()))
         if convolution:
             stack.enter_context(mock.patch.object(Patches, "forward", Patches.as_convolution))
+        if one_stream:
+            stack.enter_context(mock.patch("dear.methods.dear.run_concurrently", one_after_the_other))
         yield
 
 
-def step_ways(task: SpeedTask) -> tuple[Works, int]:
+def one_after_the_other(first: Work, second: Work, device: torch.device) -> tuple[object, object]:
+    """As `run_concurrently`, on one stream."""
+    return first(), second()
+
+
+def step_ways(task: SpeedTask, compiled: bool) -> tuple[Works, int]:
     """A group of training steps on a GPU, by name of what is switched off, and how many steps each takes."""
     ways: dict[str, dict[str, Any]] = {
         ALL: {},
-        "kernels: torch.compile instead": {"kernels": False, "compiled": True},
         "kernels: plain instead": {"kernels": False},
         "patches as one product": {"convolution": True},
+        "both towers at once": {"one_stream": True},
     }
+    if compiled:
+        ways["kernels: torch.compile instead"] = {"kernels": False, "compiled": True}
     works: dict[str, Callable[[], object]] = {}
     for name, changes in ways.items():
         with changed(**changes):
@@ -110,40 +123,44 @@ def rows_of(works: Works, unit: float, where: Mapping[str, Any], repeats: int, *
 
 def inference_ways(clip: Clip, batch: int) -> Works:
     """DeAR's answers for a batch on a GPU."""
-    model = Model(SpeedTask(clip, 16, 50).model)
     pixels = torch.randn(batch, 3, 224, 224, device=clip.device)
+    model = Model(SpeedTask(clip, 16, 50).model)
+    plain = Model(SpeedTask(copy.deepcopy(clip), 16, 50).model)  # records its own graphs
 
-    def answer(recorded: bool = True, **changes: Any) -> None:
-        bound = model.bound
+    def answer(model: Model = model, **changes: Any) -> None:
         with torch.no_grad(), changed(**changes):
-            if recorded:
-                model.forward(pixels)
-            else:
-                bound.all_logits(pixels)
+            model.forward(pixels)
 
-    ways: dict[str, Callable[[], object]] = {ALL: answer, "recorder": lambda: answer(recorded=False)}
-    if batch > 64:  # too large to be recorded
-        ways = {ALL: answer, "kernels": lambda: answer(kernels=False)}
-    return ways
+    def unrecorded() -> None:
+        with torch.no_grad():
+            model.bound.all_logits(pixels)
+
+    ways = {ALL: answer, "kernels: plain instead": lambda: answer(plain, kernels=False)}
+    return ways if batch > 256 else {**ways, "recorder": unrecorded}
 
 
 @contextmanager
 def folder_of_photos(count: int) -> Iterator[list[Path]]:
-    """JPEG files of 640 x 480 noise."""
+    """JPEG files of 640 x 480 noise; from the 257th on they are links to the first ones."""
     generator = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{number}.jpg" for number in range(count)]
-        for file in files:
+        for number, file in enumerate(files):
+            if number >= 256:
+                file.hardlink_to(files[number % 256])
+                continue
             small = generator.integers(0, 256, (48, 64, 3), np.uint8)
             Image.fromarray(small).resize((640, 480)).save(file, quality=90)
         yield files
 
 
 def reading_ways(clip: Clip, files: list[Path]) -> Works:
-    """Image files to features, with batches read ahead or not."""
+    """Image files to features, with batches read ahead or not, and decoded on the device or not."""
 
-    def encode(depth: int) -> None:
+    def encode(depth: int, decoder: bool = True) -> None:
         with ExitStack() as stack:
+            if not decoder:
+                stack.enter_context(mock.patch("dear.images.views.FEW", len(files)))
             if depth:
                 stack.enter_context(mock.patch("dear.data.read_ahead._DEPTH", depth))
                 stack.enter_context(mock.patch("dear.data.read_ahead._GPU_DEPTH", depth))
@@ -155,7 +172,8 @@ def reading_ways(clip: Clip, files: list[Path]) -> Works:
     depths = {ALL: 1, "reading ahead": 0}
     if clip.device.type == "cuda":
         depths = {ALL: 2, "second batch ahead": 1, "reading ahead": 0}
-    return {name: lambda depth=depth: encode(depth) for name, depth in depths.items()}
+    ways = {name: lambda depth=depth: encode(depth) for name, depth in depths.items()}
+    return {**ways, "decoder of the GPU": lambda: encode(2, decoder=False)} if len(depths) == 3 else ways
 
 
 def training_ways(clip: Clip, files: list[Path]) -> Works:
@@ -233,7 +251,7 @@ def memory_rows(files: list[Path], repeats: int) -> list[Any]:
 def main() -> None:
     options = arguments(
         __doc__, device=DEVICE, batch=[4, 16], classes=[50, 500], files=512, repeats=20, backbone="mini",
-        csv=Path,
+        compiled=(False, "also the step with torch.compile instead of the kernels"), csv=Path,
     )  # fmt: skip
     device = torch.device(options.device)
     torch.manual_seed(0)
@@ -244,7 +262,7 @@ def main() -> None:
     if device.type == "cuda":
         clip = dear.Clip(dear.ClipConfig.named("ViT-B-16")).to(device)
         for batch, classes in product(options.batch, options.classes):
-            works, count = step_ways(SpeedTask(clip, batch, classes))
+            works, count = step_ways(SpeedTask(clip, batch, classes), options.compiled)
             where = {"work": "training step", "batch": batch, "classes": classes}
             note(rows_of(works, count, where, options.repeats))
         for batch in (1, 16, 256):
