@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from tiny import Colors, tiny_clip
 from typer.testing import CliRunner
 
@@ -18,7 +19,7 @@ from dear.data.unlabeled import unlabeled_part
 from dear.errors import DataError, InputError
 from dear.tasks.labeling.answers import Answer, AnswerFile, read_labels
 from dear.tasks.labeling.choose import label_next, write_choices
-from dear.tasks.labeling.exchange import import_labels, write_tasks
+from dear.tasks.labeling.exchange import add_labels, import_labels, write_tasks
 
 CLIP = tiny_clip(dtype=torch.float32)
 
@@ -186,6 +187,20 @@ def test_label_studio_there_and_back(pool: Path, tmp_path: Path) -> None:
         import_labels(tmp_path / "none.json")
 
 
+def test_imported_class_folders_keep_their_splits(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for name in ("red", "blue"):
+            (tmp_path / "photos" / split / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8), name).save(tmp_path / "photos" / split / name / f"{split}.png")
+    table = tmp_path / "labels.csv"
+    assert add_labels(tmp_path / "photos", table).added == 4
+    assert open_data(table, "train", root=tmp_path / "photos").paths == (
+        "train/blue/train.png",
+        "train/red/train.png",
+    )
+    assert len(open_data(table, "test", root=tmp_path / "photos")) == 2
+
+
 def test_commands(pool: Path, tmp_path: Path) -> None:
     def run(*words: str) -> str:
         result = CliRunner().invoke(build_app(), list(words))
@@ -203,7 +218,10 @@ def test_commands(pool: Path, tmp_path: Path) -> None:
         "--tasks",
         str(tmp_path / "t.json"),
     )
-    assert json.loads(run("label", "next", str(pool), *words, "--json"))["images"] == 4
+    report = json.loads(run("label", "next", str(pool), *words, "--json"))
+    assert report["images"] == len(report["choices"]) == 4
+    listed = run("label", "next", str(pool), *words[:4]).splitlines()
+    assert [line.split()[0] for line in listed] == [choice["path"] for choice in report["choices"]]
     rows = list(csv.DictReader(out.open(encoding="utf-8")))
     filled = "path,label\n" + "".join(f"{row['path']},{row['guess']}\n" for row in rows)
     out.write_text(filled)

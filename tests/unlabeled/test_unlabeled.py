@@ -429,7 +429,10 @@ def test_the_first_images_cover_what_the_class_names_are_about() -> None:
     noise = 0.02 * torch.randn(120, 16, generator=generator)
     features = F.normalize(2 * axes[4 + nuisance] + 0.5 * axes[truth] + noise, dim=1)
     assert set(truth[choose_next(features, 4, texts=50 * axes[:4])].tolist()) == {0, 1, 2, 3}
-    assert len(choose_next(features, 4, texts=50 * axes[:1])) == 4  # one class has no differences
+    for classes in (1, 2):  # their names differ in no direction, or in one
+        assert len(choose_next(features, 12, texts=50 * axes[:classes])) == 12
+    labels = torch.where((torch.arange(120) < 16) & (truth < 2), truth, UNLABELED)
+    assert len(choose_next(features, 8, labels=labels, texts=50 * axes[:2])) == 8
 
 
 def test_the_forecast_follows_the_power_law() -> None:

@@ -11,7 +11,8 @@ import typer
 from typer import Argument, Option
 
 from dear.cli import options as opt
-from dear.cli.printing import print_json, say, stages
+from dear.cli.printing import echo, print_json, say, stages
+from dear.utils.text import counted
 
 group = typer.Typer(
     no_args_is_help=True, help="Labels: what to label next, import labels, label in the browser."
@@ -24,8 +25,9 @@ ClassNames = Annotated[str | None, Option(help="Comma-separated class names.")]
 def label_next(
     pool: Pool,
     out: Annotated[
-        Path, Option("--out", "-o", help="The CSV file to write: path, label, guess, confidence.")
-    ],
+        Path | None,
+        Option("--out", "-o", help="CSV file to write: path, label, guess, confidence (default: a list)."),
+    ] = None,
     data: Annotated[
         str | None, Option("--data", "-d", help="Labeled images: class folders, a table, or a dataset.")
     ] = None,
@@ -53,6 +55,8 @@ def label_next(
 
     Examples:
 
+    `dear label next pool/ --classes "cat,dog" --count 10`
+
     `dear label next pool/ --classes "cat,dog" --backbone openai/clip-vit-base-patch16 --out next.csv`
 
     `dear label next pool/ --data photos/ --count 20 --out next.csv --tasks tasks.json`
@@ -68,12 +72,16 @@ def label_next(
     for reason in chosen.unreadable:
         say(f"skipped: {reason}")
     if as_json:
-        print_json({"images": len(chosen.choices), "out": str(out), "classes": list(chosen.classes)})
+        print_json(chosen.report() if out is None else {**chosen.report(), "out": str(out)})
         return
     if not chosen.choices:
-        say(f"{out}: no image is left to label: all are labeled, or near duplicates of labeled ones")
+        say(f"{out or pool}: no image is left to label: all are labeled, or near duplicates of labeled ones")
         return
-    say(f"{out}: {len(chosen.choices)} images to label, the most useful first")
+    if out is None:
+        for choice in chosen.choices:
+            echo(f"{choice.path}  {choice.guess} ({choice.confidence:.1%})" if choice.guess else choice.path)
+        return
+    say(f"{out}: {counted(len(chosen.choices), 'image')} to label, the most useful first")
     if Path(pool).is_dir():  # whose paths the table holds
         train = f"dear adapt --data {out} --data-root {pool} --unlabeled {pool}"
         say(f"next: fill in the column label, then {train}")
@@ -100,8 +108,11 @@ def label_import(
     if as_json:
         print_json(result.report())
         return
-    classes = len(set(result.labels.values()))
-    say(f"{out}: {result.added} labels added, {len(result.labels)} in all, {classes} classes")
+    classes = counted(len(set(result.labels.values())), "class", "classes")
+    say(f"{out}: {counted(result.added, 'label')} added, {len(result.labels)} in all, {classes}")
+    folder = images or (source if Path(source).is_dir() else None)
+    if folder is not None:  # whose paths the table holds
+        say(f"next: dear adapt --data {out} --data-root {folder}")
 
 
 @group.command("start")

@@ -110,10 +110,11 @@ def choose_next(
 ) -> Tensor:
     """Rows of the images to label next, the most useful first.
 
-    Without labels these are centers of clusters, in the span of the texts where classes have names: in the
-    whole feature, images cluster by whatever differs most. With labels, the clusters that have no label are
-    visited, in the space where neighbors agree with the probe, and in each the image with the largest product
-    of uncertainty (1 - margin) and typicality is chosen.
+    Without labels these are centers of clusters, in the span of the texts where three classes or more have
+    names: in the whole feature, images cluster by whatever differs most. On the line between the texts of two
+    classes, images of unit length have two places and form no clusters. With labels, the clusters that have
+    no label are visited, in the space where neighbors agree with the probe, and in each the image with the
+    largest product of uncertainty (1 - margin) and typicality is chosen.
 
     Args:
         features: unit features of all images [n, E].
@@ -131,13 +132,13 @@ def choose_next(
     classes = FIRST_CLUSTERS if texts is None else len(texts)
     basis = features[:0] if texts is None else text_span(texts)
     if labels is None or not bool((labels != UNLABELED).any()):
-        if len(basis):
+        if len(basis) > 1:
             unit = F.normalize(centered @ basis.T, dim=1)
         return choose_typical(unit, count, classes=classes, exclude=exclude, appearance=appearance, seed=seed)
     if texts is None:
         raise InputError("choose_next needs texts [C, E] where images are labeled, got None")
     fit = fit_semi_supervised_probe(features, labels, texts)
-    if fit.space == "text":
+    if fit.space == "text" and len(basis) > 1:
         unit = F.normalize(centered @ basis.T, dim=1)
     typical = typicality(unit)
     unsure = 1 - margins(fit.probe.logits(features).softmax(dim=1))

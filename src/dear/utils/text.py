@@ -50,6 +50,15 @@ def unprintable(text: str) -> str | None:
     return None if match is None else f"U+{ord(match[0]):04X}"
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """A number with its noun.
+
+    >>> counted(1, "image"), counted(1200, "image"), counted(2, "class", "classes")
+    ('1 image', '1,200 images', '2 classes')
+    """
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def escape_control(text: str) -> str:
     r"""A message for the terminal, with unprintable characters escaped; line ends are kept.
 

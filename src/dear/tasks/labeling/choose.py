@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +57,13 @@ class NextLabels:
     unreadable: tuple[str, ...]  #: why images were left out
 
     def __repr__(self) -> str:
-        return f"<NextLabels: {len(self.choices)} images, the first {self.choices[0].path!r}>"
+        first = f", the first {self.choices[0].path!r}" if self.choices else ""
+        return f"<NextLabels: {len(self.choices)} images{first}>"
+
+    def report(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        choices = [asdict(choice) for choice in self.choices]
+        return {"images": len(choices), "classes": list(self.classes), "choices": choices}
 
     def to_frame(self) -> pd.DataFrame:
         """One row per image, the most useful first: path, guess, confidence."""

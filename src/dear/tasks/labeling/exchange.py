@@ -21,6 +21,7 @@ from dear.data.open import open_folder
 from dear.data.paths import read_list
 from dear.errors import DataError
 from dear.tasks.labeling.answers import Answer, AnswerFile, read_labels
+from dear.tasks.labeling.check import open_all
 from dear.tasks.labeling.choose import NextLabels
 from dear.utils.files import PathLike, read_json, write_json
 
@@ -78,7 +79,7 @@ class Imported:
 
 
 def add_labels(source: PathLike, out: PathLike, *, images: PathLike | None = None) -> Imported:
-    """Add the labels of another tool to a table of labels.
+    """Add the labels of another tool to a table of labels; those of class folders with their splits.
 
     Args:
         source: see `import_labels`.
@@ -91,6 +92,11 @@ def add_labels(source: PathLike, out: PathLike, *, images: PathLike | None = Non
     labels = import_labels(source, images)
     file = AnswerFile(out)
     file.add([Answer(path, "label", name) for path, name in labels.items()])
+    if Path(source).is_dir() and images is None:
+        every, splits = open_all(source)
+        if len(set(splits)) > 1:
+            keys = [every.key(index) for index in range(len(every))]
+            file.start_with({}, dict(zip(keys, splits, strict=True)))
     table = file.read()
     return Imported(len(labels), table.labels, table.classes)
 
