@@ -11,7 +11,8 @@ the world's tasks, each with the heads of its own role, as many random heads (wh
 role map gives), the heads of the other core roles, and the heads alone; logistic regression on 1, 4 and 16
 images per class, five draws. `auto`: what `--focus auto` chooses with 1, 2, 4 and 16 images per class, what
 it gains, and the same with the roles of the map shuffled over its heads. `dear`: DeAR trained on the first
-half of the classes without a focus, with the heads of the task's role, and the same with shuffled roles.
+half of the classes without a focus, with the heads of the task's role, and the same with shuffled roles, each
+with the values of `center` in --centers.
 """
 
 from __future__ import annotations
@@ -196,14 +197,16 @@ def dear_command(args: argparse.Namespace) -> None:
     clip = dear.load("mini")
     known = known_roles(clip)
     assert known is not None
-    for seed, task, shots, which in product(args.seeds, args.tasks, args.shots, args.maps):
+    for seed, center, task, shots, which in product(
+        args.seeds, args.centers, args.tasks, args.shots, args.maps
+    ):
         roles = derive_roles(known, which) if which.startswith("shuffled") else known
         whole, test = (open_data(f"world:{task}", split) for split in ("train", "test"))
         half = len(whole.classes) // 2
         drawn = few_shot(whole.select_classes(whole.classes[:half]), int(shots), int(seed))
         role = ROLE[task]
         heads = () if which == "none" else attribute_heads(roles)[role]
-        options = {"focus": heads, "focus_share": args.share}
+        options = {"focus": heads, "focus_share": args.share, "center": float(center)}
         model = DeAR(clip, drawn.classes, roles=roles, template=drawn.template, seed=int(seed), **options)
         train_method(model, drawn, enough_steps(Recipe.of(model, seed=int(seed)), len(drawn)))
         answers = model.with_classes(test.classes, test.template)
@@ -213,7 +216,8 @@ def dear_command(args: argparse.Namespace) -> None:
         base = float((scores[old][:, :half].argmax(1) == test.labels[old]).double().mean())
         new = float((scores[~old][:, half:].argmax(1) == test.labels[~old] - half).double().mean())
         joint = float((scores.argmax(1) == test.labels).double().mean())
-        head = {"task": task, "focus": role, "map": which, "share": args.share, "images": shots, "seed": seed}
+        head = {"task": task, "focus": role, "map": which, "share": args.share, "center": float(center)}
+        head |= {"images": shots, "seed": seed}
         found = {"base": base, "novel": new, "hm": 2 * base * new / (base + new), "joint": joint}
         rounded = {name: round(100 * value, 2) for name, value in found.items()}
         record(args.out, [{**head, **rounded}], machine_last=True)
@@ -233,7 +237,8 @@ def table_command(args: argparse.Namespace) -> None:
         shown["auto, roles shuffled"] = kinds["shuffled"]
     elif "novel" in rows:
         rows["map"] = rows["map"].str.partition(":")[0]
-        shown = rows.groupby(["task", "images", "share", "map"])[["base", "novel", "hm", "joint"]].mean()
+        by = ["task", "images", "share", "center", "map"]
+        shown = rows.groupby(by)[["base", "novel", "hm", "joint"]].mean()
     else:
         columns = ["whole", "role", "role_alone", "random", "other_roles"]
         shown = rows.groupby(["task", "focus", "heads", "images"], sort=False)[columns].mean()
@@ -262,6 +267,7 @@ def main() -> None:
     own.add_argument("--shots", type=names, default=["1", "4", "16"])
     own.add_argument("--seeds", type=names, default=["1", "2"])
     own.add_argument("--maps", type=names, default=["none", "own", "shuffled:1"])
+    own.add_argument("--centers", type=names, default=[str(DeARConfig.center)])
     add_options(own, share=(DeARConfig.focus_share, "of the heads"))
     own.add_argument("--out", type=Path, required=True)
     own = commands.add_parser("table")

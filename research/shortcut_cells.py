@@ -28,6 +28,17 @@ from dear.world.shortcuts import KINDS
 CACHED = ("linear-probe", "tip-adapter-f")  #: learn on frozen features, of which one pass serves all ways
 
 
+def split_method(method: str) -> tuple[str, str | None, list[str]]:
+    """Name, preset, and options of `NAME@PRESET[OPTION=VALUE;OPTION=VALUE]`.
+
+    >>> split_method("dear@strong[center=0]")
+    ('dear', 'strong', ['center=0'])
+    """
+    title, _, options = method.rstrip("]").partition("[")
+    name, _, preset = title.partition("@")
+    return name, preset or None, options.split(";") if options else []
+
+
 @dataclass(frozen=True)
 class Plan:
     """One training of a cell."""
@@ -99,16 +110,15 @@ def measure(
     """Mean and worst-group accuracy of a method trained on a draw of a task, and where it was measured."""
     clip, name, seed = backbone(device), f"shortcut-{kind}@{correlation}", int(number)
     (drawn, places), test = draw_of(name, seed), world_task(f"shortcut-{kind}", "test")
-    own, _, preset = method.partition("@")
+    own, preset, options = split_method(method)
     if own in CACHED:
         both = (rows(seen(name, "train", device), places), seen(name, "test", device))
         parts = [images.features if repair is None else repair.apply(images) for images in both]
         answers = cached_answers(own, drawn, *parts, seed)
     else:
         fixed = clip if repair is None else clip.corrected(repair.correction())
-        recipe = {"epochs": epochs} if epochs else None
-        settings = {"seed": seed, "preset": preset or None, "recipe": recipe, "calibrate": False}
-        result = adapt(drawn, method=own, backbone=fixed, **settings).evaluate(test)
+        settings = {"seed": seed, "recipe": preset, "epochs": epochs or None, "calibrate": False}
+        result = adapt(drawn, method=own, backbone=fixed, options=options, **settings).evaluate(test)
         answers = result.answers[result.pick(None)]
     values = values_of(test)
     assert values is not None

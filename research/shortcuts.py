@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from measure.jobs import workers
 from measure.script import add_options, markdown, names, parser_of, read
-from shortcut_cells import CACHED, Plan, measure, plans
+from shortcut_cells import CACHED, Plan, measure, plans, split_method
 from shortcut_parts import BALANCED, backbone, draw_of, probe, rows, seen
 from torch import Tensor
 
@@ -80,7 +80,7 @@ def cells(
     """All rows that are asked for: one seed of everything after the other, DeAR first within a seed."""
     methods = sorted(args.methods, key=lambda method: not method.startswith("dear"))
     for seed, last, method in product(args.seeds, (False, True), methods):
-        inside = find_method(method.partition("@")[0]).cut != "feature"
+        inside = find_method(split_method(method)[0]).cut != "feature"
         for kind, correlation in product(args.shortcuts, args.correlations):
             for plan in planned.get((kind, correlation, seed), ()):
                 fits = plan.inside in (None, inside) and (plan.way == "balanced") == last
