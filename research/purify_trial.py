@@ -137,7 +137,7 @@ class Trial(Purify):
         config = self.config
         learns = config.mmd_to == "all" or config.gates
         measured = domains is not None and config.weight > 0 and learns
-        record = Record() if measured and self.mmd_at != "out" else None
+        record = ClassToken() if measured and self.mmd_at != "out" else None
         images = self.images_from_frozen(frozen, record)
         logits = self.temperature * scores(self.clip, images, self.texts())
         ce = F.cross_entropy(logits, labels, label_smoothing=self.smoothing)
@@ -154,6 +154,14 @@ class Trial(Purify):
         gap = recordable_mmd(states.to(ce.dtype), domains)
         total = total + config.weight * (gap if config.mmd_to == "all" else self._to_gates(gap))
         return Loss(total, {**parts, "mmd": gap.detach()})
+
+
+class ClassToken(Record):
+    """Records the class token where it alone is read, without a copy between CPU and GPU."""
+
+    def rows_within(self, read: Tensor, length: int) -> Tensor | None:
+        """See `Record`."""
+        return torch.zeros(1, dtype=torch.long, device=read.device)
 
 
 class Pulled(Trial):
@@ -252,6 +260,7 @@ VARIANTS: dict[str, tuple[type[Trial], dict[str, Any]]] = {
     "drop": changed(lora_dropout=0.25),
     "heads.1": changed(head_dropout=0.1),
     "heads.3": changed(head_dropout=0.3),
+    "heads.5": changed(head_dropout=0.5),
     "sigmoid": changed(gate_form="sigmoid"),
     "linear": changed(gate_form="linear"),
     "late": changed(gates_from=5),
