@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from PIL import Image
 from typed import run as dear
 
 from dear.cli import COMMANDS, HIDDEN, PANELS
+from dear.heads.roles import RoleMap
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +92,15 @@ def test_adapt_evaluate_predict_report_and_retrieve(photos: Path, run: Path, tmp
     )  # fmt: skip
     assert len(json.loads(found.stdout)["attributes"]["Color"]) == 2
     assert (tmp_path / "sheets" / "color.png").is_file()
+
+
+def test_roles_close_to_chance_are_not_shown(tmp_path: Path) -> None:
+    chance = {"information": {"bits": 0.4, "rotated": 0.39, "deviation": 0.02, "rotations": 8}}
+    file = tmp_path / "roles.json"
+    structs.replace(RoleMap.table2(), evidence=chance).save(file)
+    table = dear("roles", "show", str(file))
+    assert "close to chance" in table.stderr
+    assert "mixed" not in table.stdout
 
 
 def test_roles_of_the_paper_can_be_shown() -> None:

@@ -101,6 +101,7 @@ def test_figures_are_true_with_and_without_copies(
         assert low <= refused <= high, kind
         counts[kind] = (held.images, len(candidate.trained), limit.images)
         duplicates = json.loads((tmp_path / kind / "metrics.json").read_text())["duplicates"]
+        assert bool(held.copies) == (kind == "copies")
         assert bool(duplicates["copies"]) == bool(duplicates["near"]) == (kind == "copies")
     tolerance = {"held-out accuracy": 0.2, "accuracy of choose": 0.12, "calibration error": 0.1, "far": 0.1}
     for kind, values in figures.items():

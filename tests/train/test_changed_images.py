@@ -81,6 +81,10 @@ def test_roles_found_on_other_images_are_not_taken(
     assert found == [15, 6]
     assert "15 images" in first[0]
     assert "15 images" in again[0]
+    renamed = tiny_clip(dtype=torch.float32)
+    renamed.name = "renamed"  # the same weights from another folder
+    assert roles_for(renamed, train, None)[0].backbone == "renamed"
+    assert found == [15, 6]
     replace(photos)
     roles_for(CLIP, train, None)
     assert found == [15, 6, 15]

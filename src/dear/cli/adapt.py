@@ -11,7 +11,7 @@ from typer import Context, Option
 from dear.cli import options as opt
 from dear.cli.printing import print_json, say, stages
 from dear.errors import UsageError
-from dear.utils.text import duration
+from dear.utils.text import counted, duration
 
 if TYPE_CHECKING:
     from dear.runs.model import Model
@@ -220,6 +220,8 @@ def _print(model: Model, out: Path, accuracy: dict[str, Any] | None) -> None:
     images = f"{accuracy['images']:,} held-out images"
     if accuracy["images"] < accuracy["available"]:
         images += f" (a sample of {accuracy['available']:,}; dear evaluate uses all)"
+    elif copies := accuracy.get("copies", 0):
+        images += f" (without {counted(copies, 'copy', 'copies')})"
     before, after = accuracy["zero_shot"], accuracy["accuracy"][usual]
     measure = accuracy.get("measure", "accuracy")
     say(f"{measure} on {images}: {before:.1%} before, {after:.1%} after{mode}{others}")

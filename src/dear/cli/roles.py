@@ -201,9 +201,12 @@ def _table(roles: RoleMap, phrases: int) -> None:
     from rich.text import Text
 
     if caveat := roles.caveat():
-        say(f"notice: {caveat} Its concepts are not shown; --json has them.")
-    roles = roles.to_show()
-
+        say(f"notice: {caveat} Roles and concepts are not shown; --json has them.")
+        entropies = [
+            (f"{layer:5}", f"{head:4}", f"{role.entropy or 0:7.2f}") for (layer, head), role in roles
+        ]
+        print_table(("layer", "head", "entropy"), entropies, roles.backbone)
+        return
     colors = {"core": "green", "other": "cyan", "generalization": "magenta", "mixed": "yellow"}
     rows = [
         (

@@ -107,7 +107,7 @@ def pick_split(
     note(
         f"{where}: names no split, so about a fifth of each class is held out for testing: "
         f"{held_out.count(False)} images to train on, {held_out.count(True)} to test on"
-        + (f"; {sentence} and stay together" if sentence else "")
+        + (f"; {sentence}, and copies stay on one side" if sentence else "")
         + (f"; near duplicates are searched in at most {MOST_IMAGES:,} images" if unsearched else "")
     )
     return [index for index in range(len(keys)) if held_out[index] == (split == "test")]

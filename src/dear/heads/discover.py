@@ -184,9 +184,12 @@ def discover_roles(
     }
     vision = clip.config.vision
     about = (clip.name, clip.fingerprint, vision.layers, options.rule, parameters, options.core)
-    # A path that cannot be written as plain text is omitted.
-    location = clip.source if clip.source and is_utf8(clip.source) and clip.source.isprintable() else None
-    return RoleMap(table, vision.heads, *about, evidence, location)
+    return RoleMap(table, vision.heads, *about, evidence, location_of(clip))
+
+
+def location_of(clip: Clip) -> str | None:
+    """The path of a backbone; None where it has none, or it cannot be written as plain text."""
+    return clip.source if clip.source and is_utf8(clip.source) and clip.source.isprintable() else None
 
 
 def _apply_changes(options: RoleOptions, changes: Mapping[str, Any]) -> RoleOptions:

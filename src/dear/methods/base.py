@@ -428,9 +428,9 @@ class Method(nn.Module):
             new = [name for name in classes if name not in self.classes]
             listed = ", ".join(map(repr, new[:5])) + (f" and {len(new) - 5} more" if len(new) > 5 else "")
             raise UsageError(
-                f"classes of {self.name!r} must be the {len(self.classes)} of its training, in that order, "
-                f"got {listed or str(len(classes)) + ' of them'}; use a method that reads names, such as "
-                "dear, or train again"
+                f"{self.name!r} answers with all {len(self.classes)} classes of its training in their order, "
+                f"got {listed or f'a list of {len(classes)} of them'}; leave out the list, use a method that "
+                "reads names, such as dear, or train again"
             )
         template = self.template if template is None else template
         texts = self.prompts.texts if texts is None else texts

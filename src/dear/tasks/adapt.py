@@ -196,6 +196,7 @@ def adapt(
             "zero_shot": accuracy.before,
             "images": accuracy.images,
             "available": accuracy.available,
+            **({"copies": accuracy.copies} if accuracy.copies else {}),
             **({} if accuracy.measure == "accuracy" else {"measure": accuracy.measure}),
         }
     _add_metrics(model, out, metrics)

@@ -246,6 +246,7 @@ class HeldOutAccuracy:
     before: float  #: accuracy of the frozen backbone (zero-shot)
     after: dict[str, float]  #: accuracy of the adapted model, by mode
     measure: str = "accuracy"  #: or `MEAN_PRECISION`, of a run with several labels
+    copies: int = 0  #: copies of other held-out images, which are not counted
 
 
 def open_held_out(data: PathLike | Any, root: PathLike | None = None, margin: float = 0.0) -> ImageSet | None:
@@ -262,7 +263,8 @@ def held_out_accuracy(run: Run, images: ImageSet, progress: Progress | None = No
 
     Of copies of an image one counts; images that cannot be read are left out.
     """
-    images = images.subset(find_duplicates(images).distinct(images.labels.tolist()))
+    distinct = find_duplicates(images).distinct(images.labels.tolist())
+    copies, images = len(images) - len(distinct), images.subset(distinct)
     some = even_subset(images, MOST_IMAGES)
     model = Model.of(run)
     before, after = (
@@ -272,8 +274,8 @@ def held_out_accuracy(run: Run, images: ImageSet, progress: Progress | None = No
     counts = len(before.labels), len(images)
     if isinstance(before, SetEvaluation) and isinstance(after, SetEvaluation):
         figures = before.mean_precision["default"], after.mean_precision
-        return HeldOutAccuracy(*counts, *figures, measure=MEAN_PRECISION)
-    return HeldOutAccuracy(*counts, before.accuracy["default"], after.accuracy)
+        return HeldOutAccuracy(*counts, *figures, measure=MEAN_PRECISION, copies=copies)
+    return HeldOutAccuracy(*counts, before.accuracy["default"], after.accuracy, copies=copies)
 
 
 def _known_threshold(model: Model, classes: Sequence[str], share: float, mode: str) -> Threshold:

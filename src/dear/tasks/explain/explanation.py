@@ -182,7 +182,7 @@ class Explanation:
         ahead = 1 if self.lead >= 0 else -1
         top = max((bar for bar in self.bars if bar.name != THRESHOLD), key=lambda bar: ahead * bar.lead)
         support = sum(max(0.0, ahead * bar.lead) for bar in self.bars)
-        share = f"({top.lead:+.2f} of the lead of {self.lead:+.2f})"
+        share = f"({top.lead:+.2f}; all parts sum to the lead of {self.lead:+.2f})"
         if ahead * top.lead < LARGE_SHARE * support or support <= 0:
             return f"by many parts; the largest is {top.words} {share}."
         return f"mostly by {top.words} {share}."

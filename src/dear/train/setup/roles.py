@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.errors import DearError, DiskError
-from dear.heads.discover import discover_roles
+from dear.heads.discover import discover_roles, location_of
 from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.roles import RoleMap
 from dear.heads.stability import warnings_about
@@ -37,6 +39,8 @@ def roles_for(
         try:
             role_map = RoleMap.load(cached)
             role_map.check(clip)
+            # The weights may have another name and place than at the first discovery.
+            role_map = structs.replace(role_map, backbone=clip.name, location=location_of(clip))
         except DearError:  # damaged: discovered again
             cached.unlink(missing_ok=True)
         else:
