@@ -37,7 +37,7 @@ def test_the_fast_path_is_as_near_to_float32_as_the_plain_one(
     """Logits and the gradient of every learned tensor, in 16 bits."""
     exact, half = model(size), model(size, dtype)
     pixels, labels = batch(exact, 0)
-    assert fast.usable(half.clip.visual, pixels, half.attribute_edit(half.tokens, None))
+    assert fast.is_supported(half.clip.visual, pixels, half.attribute_edit(half.tokens, None))
 
     def answers(method) -> dict[str, torch.Tensor]:
         names = [name for name, _ in method.named_parameters()]

@@ -72,16 +72,16 @@ def any_device(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def same(found: Tensor, wanted: Tensor, inputs: list[Tensor]) -> None:
+def same(actual: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
     """Values and the gradients of `inputs`, for one random direction."""
     if COMPILE_ONLY:
-        torch.autograd.grad(found, inputs, torch.ones_like(found))
+        torch.autograd.grad(actual, inputs, torch.ones_like(actual))
         return
-    torch.testing.assert_close(found, wanted, **TIGHT)
-    slope = torch.randn_like(wanted)
-    pairs = zip(*(torch.autograd.grad(y, inputs, slope) for y in (found, wanted)), strict=True)
-    for one, other in pairs:
-        torch.testing.assert_close(one, other, **TIGHT)
+    torch.testing.assert_close(actual, expected, **TIGHT)
+    direction = torch.randn_like(expected)
+    pairs = zip(*(torch.autograd.grad(y, inputs, direction) for y in (actual, expected)), strict=True)
+    for gradient, expected_gradient in pairs:
+        torch.testing.assert_close(gradient, expected_gradient, **TIGHT)
 
 
 def normal(*shape: int) -> Tensor:
@@ -92,10 +92,10 @@ def normal(*shape: int) -> Tensor:
 def test_activation(kind: str) -> None:
     x = normal(3, 701)  # more than one program, the last not full
     if kind == "quick_gelu":
-        wanted = x * torch.sigmoid(1.702 * x)
+        expected = x * torch.sigmoid(1.702 * x)
     else:
-        wanted = F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
-    same(fast.activate(x, kind), wanted, [x])
+        expected = F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+    same(fast.activate(x, kind), expected, [x])
 
 
 @pytest.mark.parametrize("change", [True, False])
@@ -149,9 +149,9 @@ def test_attention(masked: bool, causal: bool, head: int, count: int) -> None:
     hidden = torch.zeros(heads, count, count, device=DEVICE) if mask is None else mask
     if causal:
         hidden = hidden + torch.full_like(hidden, float("-inf")).triu(1)
-    free = count - extra if masked else count
-    found = fast_attention.attend(qkv, None, heads, mask, None, causal, free)
-    same(found, plain_attention(*qkv.chunk(3, -1), heads, hidden), [qkv])
+    unmasked = count - extra if masked else count
+    actual = fast_attention.attend(qkv, None, heads, mask, None, causal, unmasked)
+    same(actual, plain_attention(*qkv.chunk(3, -1), heads, hidden), [qkv])
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -167,21 +167,21 @@ def test_attention_of_some_rows(masked: bool, causal: bool, batched: bool) -> No
     if causal:
         hidden = hidden + torch.full_like(hidden, float("-inf")).triu(1)
     hidden = hidden[:, rows].transpose(0, 1) if batched else hidden[:, rows]
-    found = fast_attention.attend(kv, q, heads, mask, rows, causal, 0)
-    same(found, plain_attention(q, *kv.chunk(2, -1), heads, hidden), [kv, q])
+    actual = fast_attention.attend(kv, q, heads, mask, rows, causal, 0)
+    same(actual, plain_attention(q, *kv.chunk(2, -1), heads, hidden), [kv, q])
 
 
 @pytest.mark.parametrize("count", [70, 131])
 def test_joined_tokens(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     heads, head, extra = 3, 16, 5
 
-    def with_norm(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def attention_and_norm(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         scores = q @ k.transpose(-1, -2) / head**0.5
         return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
-    monkeypatch.setattr(fast_attention, "_with_norm", with_norm)
+    monkeypatch.setattr(fast_attention, "_attention_and_norm", attention_and_norm)
     qkv = normal(2, count, 3 * heads * head).detach()
     mask = masks(heads, count, extra)
-    found = fast_attention.join_tokens(qkv, heads, mask, count - extra)
+    actual = fast_attention.join_tokens(qkv, heads, mask, count - extra)
     if not COMPILE_ONLY:
-        torch.testing.assert_close(found, plain_attention(*qkv.chunk(3, -1), heads, mask), **TIGHT)
+        torch.testing.assert_close(actual, plain_attention(*qkv.chunk(3, -1), heads, mask), **TIGHT)

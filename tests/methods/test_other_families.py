@@ -115,11 +115,11 @@ def test_a_note_says_where_a_gpu_takes_the_plain_path(
     on_gpu: Any = SimpleNamespace(is_cuda=True, device=torch.device("cpu"))
     perception, siglip = (model(FAMILIES[f], torch.bfloat16) for f in ("perception", "siglip"))
     with caplog.at_level("INFO", logger="dear"):
-        assert gpu.usable(siglip.visual, on_gpu, None)
-        assert gpu.usable(perception.text, on_gpu, None)
+        assert gpu.is_supported(siglip.visual, on_gpu, None)
+        assert gpu.is_supported(perception.text, on_gpu, None)
         assert not caplog.records
         for _ in range(2):
-            assert not gpu.usable(perception.visual, on_gpu, None)
+            assert not gpu.is_supported(perception.visual, on_gpu, None)
     assert len(caplog.records) == 1
     assert "rotary positions take the plain path on a GPU" in caplog.text
 

@@ -32,4 +32,4 @@ def test_packed_projections_are_the_three_and_follow_them() -> None:
 def test_a_cpu_takes_the_plain_way() -> None:
     clip = tiny_clip(dtype=torch.float32).cast(torch.bfloat16)
     assert clip.visual.dtype == torch.bfloat16
-    assert not fast.usable(clip.visual, torch.zeros(1, 10, 36), None)
+    assert not fast.is_supported(clip.visual, torch.zeros(1, 10, 36), None)

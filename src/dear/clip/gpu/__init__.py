@@ -38,4 +38,4 @@ def run_by_kernels(
         return None
     from dear.clip.gpu import tower as kernels  # here: it imports the tower, and Triton where that is used
 
-    return kernels.run(tower, x, first, last, edit, read) if kernels.usable(tower, x, edit) else None
+    return kernels.run(tower, x, first, last, edit, read) if kernels.is_supported(tower, x, edit) else None

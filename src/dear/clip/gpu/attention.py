@@ -32,23 +32,23 @@ def attention(
     width = x.shape[-1]
     weight, bias = attn.packed()
     mask = full_mask(change, x, extra, attn.heads)
-    free = x.shape[1]
+    unmasked = x.shape[1]
     if mask is not None:  # a block mask never hides the original tokens from each other
-        free = x.shape[1] - extra if isinstance(change, BlockMask) else 0
+        unmasked = x.shape[1] - extra if isinstance(change, BlockMask) else 0
     if read is None:
         qkv = F.linear(x, weight, bias)  # [B, N, 3D]
         if mask is None and not attn.causal:  # PyTorch's kernel is the fastest where it applies
             q, k, v = (attn.split(part) for part in qkv.split(width, dim=-1))
             # [B, H, N, d] -> [B, N, H, d] -> [B, N, D]
             return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        learning = torch.is_grad_enabled() and qkv.requires_grad
-        even = width // attn.heads % 8 == 0  # a requirement of PyTorch's kernels
-        if mask is not None and 0 < free < x.shape[1] and even and not (learning or attn.causal):
-            return join_tokens(qkv, attn.heads, mask.to(qkv.dtype).contiguous(), free)
-        return attend(qkv, None, attn.heads, mask, None, attn.causal, free)
+        with_gradient = torch.is_grad_enabled() and qkv.requires_grad
+        aligned = width // attn.heads % 8 == 0  # a requirement of PyTorch's kernels
+        if mask is not None and 0 < unmasked < x.shape[1] and aligned and not (with_gradient or attn.causal):
+            return join_tokens(qkv, attn.heads, mask.to(qkv.dtype).contiguous(), unmasked)
+        return attend(qkv, None, attn.heads, mask, None, attn.causal, unmasked)
     q = F.linear(take_rows(x, read), weight[:width], bias[:width])  # [B, R, D]
     kv = F.linear(x, weight[width:], bias[width:])  # [B, N, 2D]
-    return attend(kv, q, attn.heads, mask, read, attn.causal, free)
+    return attend(kv, q, attn.heads, mask, read, attn.causal, unmasked)
 
 
 def attend(
@@ -58,15 +58,15 @@ def attend(
     mask: Tensor | None,
     rows: Tensor | None,
     causal: bool,
-    free: int = 0,
+    unmasked: int = 0,
 ) -> Tensor:
     """Attention [B, R, D] of packed q, k, v [B, N, 3D]; or of q [B, R, D] at `rows` on k, v [B, N, 2D].
 
-    The mask hides nothing of the first `free` tokens from each other.
+    The mask hides nothing of the first `unmasked` tokens from each other.
     """
     if mask is not None:
         mask = mask.to(packed.dtype).contiguous()
-    result: Tensor = _Attend.apply(packed, q, heads, mask, rows, causal, free)  # type: ignore[no-untyped-call]
+    result: Tensor = _Attend.apply(packed, q, heads, mask, rows, causal, unmasked)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -80,20 +80,20 @@ class _Attend(torch.autograd.Function):
         mask: Tensor | None,
         rows: Tensor | None,
         causal: bool,
-        free: int,
+        unmasked: int,
     ) -> Tensor:
         query, key, value, width = _unpack(packed, q)
         queries = query.shape[1]
         out = packed.new_empty(len(packed), queries, width)
         norm = packed.new_empty(len(packed), heads, queries, dtype=torch.float32)
-        blocks, shape = _blocks(queries, width // heads), _shape(packed, q, heads, mask, rows)
+        blocks, shape = _tile_sizes(queries, width // heads), _scalar_arguments(packed, q, heads, mask, rows)
         kernels().attend[(-(-queries // blocks["BM"]) * len(packed) * heads,)](
             query, key, value, packed if mask is None else mask, packed if rows is None else rows, out, norm,
-            *shape, free, WIDTH=width // heads, MASK=mask is not None, ROWS=rows is not None, CAUSAL=causal,
-            **blocks,
+            *shape, unmasked, WIDTH=width // heads, MASK=mask is not None, ROWS=rows is not None,
+            CAUSAL=causal, **blocks,
         )  # fmt: skip
         ctx.save_for_backward(packed, q, mask, rows, out, norm)
-        ctx.heads, ctx.causal, ctx.free = heads, causal, free
+        ctx.heads, ctx.causal, ctx.unmasked = heads, causal, unmasked
         return out
 
     @staticmethod
@@ -101,14 +101,14 @@ class _Attend(torch.autograd.Function):
         packed, q, mask, rows, out, norm = ctx.saved_tensors
         query, key, value, width = _unpack(packed, q)
         d_packed, d_q = torch.empty_like(packed), None if q is None else torch.empty_like(q)
-        for_query, for_key, for_value, _ = _unpack(d_packed, d_q)
-        blocks = _blocks(query.shape[1], width // ctx.heads)
-        shape = _shape(packed, q, ctx.heads, mask, rows)
+        d_query, d_key, d_value, _ = _unpack(d_packed, d_q)
+        blocks = _tile_sizes(query.shape[1], width // ctx.heads)
+        shape = _scalar_arguments(packed, q, ctx.heads, mask, rows)
         key_blocks = -(-packed.shape[1] // blocks["BN"])
         grid = (key_blocks + -(-query.shape[1] // blocks["BM"])) * len(packed) * ctx.heads
         kernels().attend_backward[(grid,)](
             query, key, value, packed if mask is None else mask, packed if rows is None else rows, out, norm,
-            d_out.contiguous(), for_query, for_key, for_value, *shape, ctx.free, key_blocks,
+            d_out.contiguous(), d_query, d_key, d_value, *shape, ctx.unmasked, key_blocks,
             WIDTH=width // ctx.heads, MASK=mask is not None, ROWS=rows is not None, CAUSAL=ctx.causal,
             **blocks,
         )  # fmt: skip
@@ -120,7 +120,7 @@ def join_tokens(qkv: Tensor, heads: int, mask: Tensor, originals: int) -> Tensor
     width, count = qkv.shape[-1] // 3, qkv.shape[1]
     # [B, N, D] -> [B, N, H, d] -> [B, H, N, d]
     q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.split(width, dim=-1))
-    part, norm = _with_norm(q, k[:, :, :originals], v[:, :, :originals])
+    part, norm = _attention_and_norm(q, k[:, :, :originals], v[:, :, :originals])
     out = qkv.new_empty(len(qkv), count, width)
     tokens, size = max(16, next_power_of_two(count - originals)), width // heads
     kernels().join_tokens[(-(-count // 64) * len(qkv) * heads,)](
@@ -132,9 +132,9 @@ def join_tokens(qkv: Tensor, heads: int, mask: Tensor, originals: int) -> Tensor
     return out
 
 
-def _with_norm(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _attention_and_norm(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Attention [B, H, N, d] without a mask, and the logarithm of its softmax's sum [B, H, N]."""
-    if _cudnn():
+    if _cudnn_works():
         results = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)
     else:
         results = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)
@@ -142,7 +142,7 @@ def _with_norm(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def _cudnn() -> bool:
+def _cudnn_works() -> bool:
     """Whether cuDNN's attention, the fastest on current GPUs, works."""
     if torch.cuda.get_device_capability() < (9, 0):
         return False
@@ -161,7 +161,7 @@ def _unpack(packed: Tensor, q: Tensor | None) -> tuple[Tensor, Tensor, Tensor, i
     return (parts[0] if q is None else q), parts[-2], parts[-1], width
 
 
-def _shape(
+def _scalar_arguments(
     packed: Tensor, q: Tensor | None, heads: int, mask: Tensor | None, rows: Tensor | None
 ) -> tuple[Any, ...]:
     """The scalar arguments of both attention kernels."""
@@ -175,7 +175,7 @@ def _shape(
     )  # fmt: skip
 
 
-def _blocks(queries: int, width: int) -> dict[str, int]:
+def _tile_sizes(queries: int, width: int) -> dict[str, int]:
     """Tile sizes of the attention kernels."""
     few = queries <= 32
     tiles = {"BM": 16, "BN": 64, "TAIL": 64} if few else {"BM": 64, "BN": 64, "TAIL": 32}

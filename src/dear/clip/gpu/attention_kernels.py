@@ -22,21 +22,22 @@ _HIDDEN = tl.constexpr(-1.0e30)  # a score that exp sends to 0; -inf makes NaN w
 
 @triton.jit
 def _scores(
-    q, k, mask, place, keys, keys_count, scale, MASK: tl.constexpr, CAUSAL: tl.constexpr, CHECK: tl.constexpr
-):
+    q, k, mask, positions, keys, keys_count, scale,
+    MASK: tl.constexpr, CAUSAL: tl.constexpr, CHECK: tl.constexpr,
+):  # fmt: skip
     """Scores [BM, BN] in units of log 2 (exp2 is the fast one) of queries [BM, BD] and keys [BN, BD].
 
-    `place` [BM] and `keys` [BN] are their positions. Without CHECK, all pairs are visible.
+    `positions` [BM] and `keys` [BN] are their positions. Without CHECK, all pairs are visible.
     """
     s = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * _LOG2E)
     if CHECK:
-        seen = (keys[None, :] < keys_count) & (place[:, None] >= 0)
+        visible = (keys[None, :] < keys_count) & (positions[:, None] >= 0)
         if CAUSAL:
-            seen = seen & (keys[None, :] <= place[:, None])
+            visible = visible & (keys[None, :] <= positions[:, None])
         if MASK:
-            at = mask + place[:, None].to(tl.int64) * keys_count + keys[None, :]
-            s += tl.maximum(tl.load(at, mask=seen, other=0.0).to(tl.float32), _HIDDEN) * _LOG2E
-        s = tl.where(seen, s, _HIDDEN)
+            at = mask + positions[:, None].to(tl.int64) * keys_count + keys[None, :]
+            s += tl.maximum(tl.load(at, mask=visible, other=0.0).to(tl.float32), _HIDDEN) * _LOG2E
+        s = tl.where(visible, s, _HIDDEN)
     return s
 
 
@@ -50,7 +51,7 @@ def _rows(x, at, stride, count, dims, WIDTH: tl.constexpr, CHECK: tl.constexpr):
 
 
 @triton.jit
-def _places(rows, row_stride, batch, at, queries, ROWS: tl.constexpr):
+def _positions(rows, row_stride, batch, at, queries, ROWS: tl.constexpr):
     """Positions of queries `at` in the sequence; -1 beyond the last."""
     if ROWS:
         return tl.load(rows + batch * row_stride + at, mask=at < queries, other=-1).to(tl.int32)
@@ -58,23 +59,25 @@ def _places(rows, row_stride, batch, at, queries, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _plain(end, free, size: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr):
-    """Number of rows of the other side that need no check: the first `free` tokens all see each other."""
+def _unchecked_rows(
+    end, unmasked, size: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr
+):
+    """Number of rows of the other side that need no check: the first `unmasked` tokens all see each other."""
     if ROWS or CAUSAL or not EVEN:
         return 0
     else:  # compiled: only one branch exists
-        return tl.where(end <= free, free // size * size, 0)
+        return tl.where(end <= unmasked, unmasked // size * size, 0)
 
 
 @triton.jit
-def _attend_block(
-    query, k, v, mask, place, start, kv_row, keys_count, scale, largest, total, result, dims,
+def _add_keys(
+    query, k, v, mask, positions, start, kv_row, keys_count, scale, largest, total, result, dims,
     WIDTH: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, CHECK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Add a block of keys to the running softmax."""
     keys = start + tl.arange(0, SIZE)
     key = _rows(k, keys, kv_row, keys_count, dims, WIDTH, CHECK)
-    s = _scores(query, key, mask, place, keys, keys_count, scale, MASK, CAUSAL, CHECK)
+    s = _scores(query, key, mask, positions, keys, keys_count, scale, MASK, CAUSAL, CHECK)
     new = tl.maximum(largest, tl.max(s, 1))
     p = tl.exp2(s - new[:, None])
     shrink = tl.exp2(largest - new)
@@ -93,7 +96,7 @@ def attend(
     norm,  # [B, H, queries], log2 of the softmax's sum
     q_batch, q_row, kv_batch, kv_row, mask_head, row_stride,
     queries, keys_count, scale, heads,
-    free,  # number of leading tokens that are all visible to each other
+    unmasked,  # number of leading tokens that are all visible to each other
     WIDTH: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
@@ -104,7 +107,7 @@ def attend(
     head = sequence % heads
     at = block * BM + tl.arange(0, BM)
     dims = tl.arange(0, BD)
-    place = _places(rows, row_stride, batch, at, queries, ROWS)
+    positions = _positions(rows, row_stride, batch, at, queries, ROWS)
     query = _rows(q + batch * q_batch + head * WIDTH, at, q_row, queries, dims, WIDTH, True)
     largest = tl.full([BM], _HIDDEN, tl.float32)
     total = tl.zeros([BM], tl.float32)
@@ -112,22 +115,22 @@ def attend(
     k += batch * kv_batch + head * WIDTH
     v += batch * kv_batch + head * WIDTH
     mask += head * mask_head
-    plain = _plain(block * BM + BM, free, BN, ROWS, CAUSAL, WIDTH == BD)
-    for start in range(0, plain, BN):
-        largest, total, result = _attend_block(
-            query, k, v, mask, place, start, kv_row, keys_count, scale, largest, total, result, dims,
+    unchecked = _unchecked_rows(block * BM + BM, unmasked, BN, ROWS, CAUSAL, WIDTH == BD)
+    for start in range(0, unchecked, BN):
+        largest, total, result = _add_keys(
+            query, k, v, mask, positions, start, kv_row, keys_count, scale, largest, total, result, dims,
             WIDTH, MASK, CAUSAL, False, BN,
         )  # fmt: skip
-    for start in range(plain, keys_count, TAIL):
-        largest, total, result = _attend_block(
-            query, k, v, mask, place, start, kv_row, keys_count, scale, largest, total, result, dims,
+    for start in range(unchecked, keys_count, TAIL):
+        largest, total, result = _add_keys(
+            query, k, v, mask, positions, start, kv_row, keys_count, scale, largest, total, result, dims,
             WIDTH, MASK, CAUSAL, True, TAIL,
         )  # fmt: skip
     result = result / total[:, None]
     dense = heads * WIDTH
-    good = (at[:, None] < queries) & (dims[None, :] < WIDTH)
+    inside = (at[:, None] < queries) & (dims[None, :] < WIDTH)
     target = out + batch * queries * dense + head * WIDTH + at[:, None] * dense + dims[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), mask=good)
+    tl.store(target, result.to(out.dtype.element_ty), mask=inside)
     tl.store(norm + sequence.to(tl.int64) * queries + at, largest + tl.log2(total), mask=at < queries)
 
 
@@ -150,16 +153,16 @@ def join_tokens(
     at = block * BM + tl.arange(0, BM)
     keys = originals + tl.arange(0, BT)
     dims = tl.arange(0, BD)
-    place = tl.where(at < count, at, -1)
+    positions = tl.where(at < count, at, -1)
     here = batch * batch_stride + head * WIDTH
     query = _rows(q + here, at, row_stride, count, dims, WIDTH, True)
     key = _rows(k + here, keys, row_stride, count, dims, WIDTH, True)
     value = _rows(v + here, keys, row_stride, count, dims, WIDTH, True)
     mask += head * mask_head
-    s = _scores(query, key, mask, place, keys, count, scale, True, False, True)
+    s = _scores(query, key, mask, positions, keys, count, scale, True, False, True)
     old = tl.load(norm + sequence.to(tl.int64) * count + at, mask=at < count, other=0.0)
-    seen = tl.load(mask + at.to(tl.int64) * count, mask=at < count, other=0.0).to(tl.float32)
-    old = old * _LOG2E + tl.maximum(seen, _HIDDEN)
+    original_mask = tl.load(mask + at.to(tl.int64) * count, mask=at < count, other=0.0).to(tl.float32)
+    old = old * _LOG2E + tl.maximum(original_mask, _HIDDEN)
     largest = tl.maximum(old, tl.max(s, 1))
     p = tl.exp2(s - largest[:, None])
     weight = tl.exp2(old - largest)
@@ -167,39 +170,39 @@ def join_tokens(
     result = weight[:, None] * first.to(tl.float32) + tl.dot(p.to(value.dtype), value, input_precision="ieee")
     result = result / (weight + tl.sum(p, 1))[:, None]
     dense = heads * WIDTH
-    good = (at[:, None] < count) & (dims[None, :] < WIDTH)
+    inside = (at[:, None] < count) & (dims[None, :] < WIDTH)
     target = out + batch * count * dense + head * WIDTH + at[:, None] * dense + dims[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), mask=good)
+    tl.store(target, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _keys_block(
+def _add_key_gradients(
     q, key, value, mask, rows, out, norm, d_out, keys, start, q_row, row_stride, dense, batch,
-    queries, keys_count, scale, for_key, for_value, dims,
+    queries, keys_count, scale, grad_key, grad_value, dims,
     WIDTH: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
     CHECK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Add the contribution of a block of queries to the gradients of a block of keys."""
     at = start + tl.arange(0, SIZE)
-    place = _places(rows, row_stride, batch, at, queries, ROWS)
+    positions = _positions(rows, row_stride, batch, at, queries, ROWS)
     query = _rows(q, at, q_row, queries, dims, WIDTH, CHECK)
-    s = _scores(query, key, mask, place, keys, keys_count, scale, MASK, CAUSAL, CHECK)
+    s = _scores(query, key, mask, positions, keys, keys_count, scale, MASK, CAUSAL, CHECK)
     p = tl.exp2(s - tl.load(norm + at, mask=at < queries, other=0.0)[:, None])
     if CHECK:
         p = tl.where(at[:, None] < queries, p, 0.0)
-    slope = _rows(d_out, at, dense, queries, dims, WIDTH, CHECK)
+    grad_out = _rows(d_out, at, dense, queries, dims, WIDTH, CHECK)
     result = _rows(out, at, dense, queries, dims, WIDTH, CHECK)
-    mean = tl.sum(slope.to(tl.float32) * result.to(tl.float32), 1)
-    for_value += tl.dot(tl.trans(p.to(slope.dtype)), slope, input_precision="ieee")
-    ds = p * (tl.dot(slope, tl.trans(value), input_precision="ieee") - mean[:, None])
-    for_key += tl.dot(tl.trans(ds.to(query.dtype)), query, input_precision="ieee")
-    return for_key, for_value
+    mean = tl.sum(grad_out.to(tl.float32) * result.to(tl.float32), 1)
+    grad_value += tl.dot(tl.trans(p.to(grad_out.dtype)), grad_out, input_precision="ieee")
+    ds = p * (tl.dot(grad_out, tl.trans(value), input_precision="ieee") - mean[:, None])
+    grad_key += tl.dot(tl.trans(ds.to(query.dtype)), query, input_precision="ieee")
+    return grad_key, grad_value
 
 
 @triton.jit
-def _for_keys(
+def _key_gradients(
     q, k, v, mask, rows, out, norm, d_out, d_k, d_v, q_row, kv_row, row_stride, dense, batch, block,
-    queries, keys_count, scale, free,
+    queries, keys_count, scale, unmasked,
     WIDTH: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
@@ -208,71 +211,71 @@ def _for_keys(
     keys = block * BN + tl.arange(0, BN)
     key = _rows(k, keys, kv_row, keys_count, dims, WIDTH, True)
     value = _rows(v, keys, kv_row, keys_count, dims, WIDTH, True)
-    for_key = tl.zeros([BN, BD], tl.float32)
-    for_value = tl.zeros([BN, BD], tl.float32)
-    plain = _plain(block * BN + BN, free, BM, ROWS, CAUSAL, WIDTH == BD)
-    for start in range(0, plain, BM):
-        for_key, for_value = _keys_block(
+    grad_key = tl.zeros([BN, BD], tl.float32)
+    grad_value = tl.zeros([BN, BD], tl.float32)
+    unchecked = _unchecked_rows(block * BN + BN, unmasked, BM, ROWS, CAUSAL, WIDTH == BD)
+    for start in range(0, unchecked, BM):
+        grad_key, grad_value = _add_key_gradients(
             q, key, value, mask, rows, out, norm, d_out, keys, start, q_row, row_stride, dense, batch,
-            queries, keys_count, scale, for_key, for_value, dims, WIDTH, MASK, ROWS, CAUSAL, False, BM,
+            queries, keys_count, scale, grad_key, grad_value, dims, WIDTH, MASK, ROWS, CAUSAL, False, BM,
         )  # fmt: skip
-    for start in range(plain, queries, TAIL):
-        for_key, for_value = _keys_block(
+    for start in range(unchecked, queries, TAIL):
+        grad_key, grad_value = _add_key_gradients(
             q, key, value, mask, rows, out, norm, d_out, keys, start, q_row, row_stride, dense, batch,
-            queries, keys_count, scale, for_key, for_value, dims, WIDTH, MASK, ROWS, CAUSAL, True, TAIL,
+            queries, keys_count, scale, grad_key, grad_value, dims, WIDTH, MASK, ROWS, CAUSAL, True, TAIL,
         )  # fmt: skip
     inside = (keys[:, None] < keys_count) & (dims[None, :] < WIDTH)
     target = keys[:, None] * kv_row + dims[None, :]
-    tl.store(d_k + target, (for_key * scale).to(d_k.dtype.element_ty), mask=inside)
-    tl.store(d_v + target, for_value.to(d_v.dtype.element_ty), mask=inside)
+    tl.store(d_k + target, (grad_key * scale).to(d_k.dtype.element_ty), mask=inside)
+    tl.store(d_v + target, grad_value.to(d_v.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _queries_block(
-    query, k, v, mask, place, level, slope, mean, start, kv_row, keys_count, scale, for_query, dims,
+def _add_query_gradients(
+    query, k, v, mask, positions, log_sum, grad_out, mean, start, kv_row, keys_count, scale, grad_query, dims,
     WIDTH: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, CHECK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Add the contribution of a block of keys to the gradient of a block of queries."""
     keys = start + tl.arange(0, SIZE)
     key = _rows(k, keys, kv_row, keys_count, dims, WIDTH, CHECK)
     value = _rows(v, keys, kv_row, keys_count, dims, WIDTH, CHECK)
-    s = _scores(query, key, mask, place, keys, keys_count, scale, MASK, CAUSAL, CHECK)
-    p = tl.exp2(s - level[:, None])
-    ds = p * (tl.dot(slope, tl.trans(value), input_precision="ieee") - mean[:, None])
-    return for_query + tl.dot(ds.to(key.dtype), key, input_precision="ieee")
+    s = _scores(query, key, mask, positions, keys, keys_count, scale, MASK, CAUSAL, CHECK)
+    p = tl.exp2(s - log_sum[:, None])
+    ds = p * (tl.dot(grad_out, tl.trans(value), input_precision="ieee") - mean[:, None])
+    return grad_query + tl.dot(ds.to(key.dtype), key, input_precision="ieee")
 
 
 @triton.jit
-def _for_queries(
+def _query_gradients(
     q, k, v, mask, rows, out, norm, d_out, d_q, q_row, kv_row, row_stride, dense, batch, block,
-    queries, keys_count, scale, free,
+    queries, keys_count, scale, unmasked,
     WIDTH: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """d_q of a block of queries; all pointers are at the batch and head."""
     dims = tl.arange(0, BD)
     at = block * BM + tl.arange(0, BM)
-    place = _places(rows, row_stride, batch, at, queries, ROWS)
+    positions = _positions(rows, row_stride, batch, at, queries, ROWS)
     query = _rows(q, at, q_row, queries, dims, WIDTH, True)
-    level = tl.load(norm + at, mask=at < queries, other=0.0)
-    slope = _rows(d_out, at, dense, queries, dims, WIDTH, True)
+    log_sum = tl.load(norm + at, mask=at < queries, other=0.0)
+    grad_out = _rows(d_out, at, dense, queries, dims, WIDTH, True)
     result = _rows(out, at, dense, queries, dims, WIDTH, True)
-    mean = tl.sum(slope.to(tl.float32) * result.to(tl.float32), 1)
-    for_query = tl.zeros([BM, BD], tl.float32)
-    plain = _plain(block * BM + BM, free, BN, ROWS, CAUSAL, WIDTH == BD)
-    for start in range(0, plain, BN):
-        for_query = _queries_block(
-            query, k, v, mask, place, level, slope, mean, start, kv_row, keys_count, scale, for_query, dims,
-            WIDTH, MASK, CAUSAL, False, BN,
+    mean = tl.sum(grad_out.to(tl.float32) * result.to(tl.float32), 1)
+    grad_query = tl.zeros([BM, BD], tl.float32)
+    unchecked = _unchecked_rows(block * BM + BM, unmasked, BN, ROWS, CAUSAL, WIDTH == BD)
+    for start in range(0, unchecked, BN):
+        grad_query = _add_query_gradients(
+            query, k, v, mask, positions, log_sum, grad_out, mean, start, kv_row, keys_count, scale,
+            grad_query, dims, WIDTH, MASK, CAUSAL, False, BN,
         )  # fmt: skip
-    for start in range(plain, keys_count, TAIL):
-        for_query = _queries_block(
-            query, k, v, mask, place, level, slope, mean, start, kv_row, keys_count, scale, for_query, dims,
-            WIDTH, MASK, CAUSAL, True, TAIL,
+    for start in range(unchecked, keys_count, TAIL):
+        grad_query = _add_query_gradients(
+            query, k, v, mask, positions, log_sum, grad_out, mean, start, kv_row, keys_count, scale,
+            grad_query, dims, WIDTH, MASK, CAUSAL, True, TAIL,
         )  # fmt: skip
-    good = (at[:, None] < queries) & (dims[None, :] < WIDTH)
+    inside = (at[:, None] < queries) & (dims[None, :] < WIDTH)
     tl.store(
-        d_q + at[:, None] * q_row + dims[None, :], (for_query * scale).to(d_q.dtype.element_ty), mask=good
+        d_q + at[:, None] * q_row + dims[None, :], (grad_query * scale).to(d_q.dtype.element_ty), mask=inside
     )
 
 
@@ -282,7 +285,7 @@ def attend_backward(
     d_out,  # as out
     d_q, d_k, d_v,  # laid out as q, k and v
     q_batch, q_row, kv_batch, kv_row, mask_head, row_stride,
-    queries, keys_count, scale, heads, free, key_blocks,
+    queries, keys_count, scale, heads, unmasked, key_blocks,
     WIDTH: tl.constexpr, MASK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
@@ -297,16 +300,16 @@ def attend_backward(
     at_out = batch * queries * dense + head * WIDTH
     at_norm = sequence.to(tl.int64) * queries
     if block < key_blocks:
-        _for_keys(
+        _key_gradients(
             q + at_q, k + at_kv, v + at_kv, mask + head * mask_head, rows, out + at_out, norm + at_norm,
             d_out + at_out, d_k + at_kv, d_v + at_kv, q_row, kv_row, row_stride, dense, batch,
-            block, queries, keys_count, scale, free, WIDTH, MASK, ROWS, CAUSAL,
+            block, queries, keys_count, scale, unmasked, WIDTH, MASK, ROWS, CAUSAL,
             BM, BN, BM if BM < TAIL else TAIL, BD,
         )  # fmt: skip
     else:
-        _for_queries(
+        _query_gradients(
             q + at_q, k + at_kv, v + at_kv, mask + head * mask_head, rows, out + at_out, norm + at_norm,
             d_out + at_out, d_q + at_q, q_row, kv_row, row_stride, dense, batch,
-            block - key_blocks, queries, keys_count, scale, free, WIDTH, MASK, ROWS, CAUSAL,
+            block - key_blocks, queries, keys_count, scale, unmasked, WIDTH, MASK, ROWS, CAUSAL,
             BM, BN, TAIL, BD,
         )  # fmt: skip

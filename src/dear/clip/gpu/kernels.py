@@ -38,7 +38,7 @@ def add_norm(
     width,
     CHANGE: tl.constexpr,
     TOKENS: tl.constexpr,
-    ENTER: tl.constexpr,  # x and change do not contain the tokens' rows yet
+    INSERT: tl.constexpr,  # x and change do not contain the tokens' rows yet
     BLOCK: tl.constexpr,
 ):
     """A row of the stream: add, mix in tokens, store, norm."""
@@ -48,7 +48,7 @@ def add_norm(
     place = row % length - first
     extra = (place >= 0) & (place < count)
     source, valid = row, inside
-    if ENTER:
+    if INSERT:
         source = row - (row // length) * count - tl.where(place >= count, count, 0)
         valid = columns < tl.where(extra, 0, width)
     value = tl.load(x + source * width + columns, mask=valid, other=0.0).to(tl.float32)
@@ -84,13 +84,13 @@ def add_norm_backward(
     token_weight,
     eps,
     width,
-    STREAM: tl.constexpr,  # d_new is given
+    RESIDUAL: tl.constexpr,  # the new residual stream has a gradient, d_new
     CHANGE: tl.constexpr,
     TOKENS: tl.constexpr,
-    ENTER: tl.constexpr,
+    INSERT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Its gradients."""
+    """Gradients of `add_norm`."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -99,17 +99,17 @@ def add_norm_backward(
     centered = tl.where(inside, value - mean, 0.0)
     scale = 1.0 / tl.sqrt(tl.sum(centered * centered, 0) / width + eps)
     hat = centered * scale
-    slope = tl.load(d_normed + row * width + columns, mask=inside, other=0.0).to(tl.float32)
-    slope *= tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    along = tl.sum(slope * hat, 0) / width
-    mean_slope = tl.sum(slope, 0) / width
-    result = (slope - mean_slope - hat * along) * scale
-    if STREAM:
+    grad = tl.load(d_normed + row * width + columns, mask=inside, other=0.0).to(tl.float32)
+    grad *= tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    along = tl.sum(grad * hat, 0) / width
+    mean_grad = tl.sum(grad, 0) / width
+    result = (grad - mean_grad - hat * along) * scale
+    if RESIDUAL:
         result += tl.load(d_new + row * width + columns, mask=inside, other=0.0).to(tl.float32)
     place = row % length - first
     extra = (place >= 0) & (place < count)
     source, valid = row, inside
-    if ENTER:
+    if INSERT:
         source = row - (row // length) * count - tl.where(place >= count, count, 0)
         valid = columns < tl.where(extra, 0, width)
     if TOKENS:
@@ -139,19 +139,19 @@ def activate(x, y, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def activate_backward(x, dy, dx, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    """Its gradient."""
+    """Gradient of `activate`."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
     if KIND == 0:
         gate = 1.0 / (1.0 + tl.exp2(value * (-1.702 * _LOG2E)))
-        slope = gate * (1.0 + 1.702 * value * (1.0 - gate))
+        grad = gate * (1.0 + 1.702 * value * (1.0 - gate))
     elif KIND == 1:
         density = 0.3989422804014327 * tl.exp2(value * value * (-0.5 * _LOG2E))
-        slope = 0.5 * (1.0 + tl.erf(value * 0.7071067811865476)) + value * density
+        grad = 0.5 * (1.0 + tl.erf(value * 0.7071067811865476)) + value * density
     else:
         square = value * value
         inner = value * (1.0 + 0.044715 * square)
         gate = 1.0 / (1.0 + tl.exp2(inner * (-1.5957691216057308 * _LOG2E)))
-        slope = gate * (1.0 + (1.0 - gate) * 1.5957691216057308 * value * (1.0 + 0.134145 * square))
-    result = slope * tl.load(dy + at, mask=at < size, other=0.0).to(tl.float32)
+        grad = gate * (1.0 + (1.0 - gate) * 1.5957691216057308 * value * (1.0 + 0.134145 * square))
+    result = grad * tl.load(dy + at, mask=at < size, other=0.0).to(tl.float32)
     tl.store(dx + at, result.to(dx.dtype.element_ty), mask=at < size)

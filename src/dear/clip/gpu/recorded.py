@@ -111,11 +111,11 @@ class Recorder:
         self._immediately = False
         self._lock = threading.RLock()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
-        self._kept: OrderedDict[Hashable, Callable[[Inputs], Any]] = OrderedDict()
+        self._recordings: OrderedDict[Hashable, Callable[[Inputs], Any]] = OrderedDict()
 
     def __len__(self) -> int:
         """Number of recordings."""
-        return len(self._kept)
+        return len(self._recordings)
 
     def records(self, device: torch.device) -> bool:
         """Whether anything is recorded for tensors of a device."""
@@ -155,19 +155,21 @@ class Recorder:
         slot = (key, bucket, types)
         # Tensors created in inference mode cannot be written outside of it.
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            if slot not in self._kept:
+            if slot not in self._recordings:
                 if slot not in self._seen and not self._immediately:
                     self._seen[slot] = None
                     while len(self._seen) > 8 * self.limit:
                         self._seen.popitem(last=False)
                     return function(*inputs)
-                padded = [None if tensor is None else _padded(tensor, bucket) for tensor in inputs]
-                self._kept[slot] = self._recording(function, padded, tensors[0].device)
-                while len(self._kept) > self.limit:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(slot)
-            results: Tensors = self._kept[slot](inputs)
-            return _like(results, [None if tensor is None else tensor[:rows].clone() for tensor in results])
+                padded = [None if tensor is None else _pad(tensor, bucket) for tensor in inputs]
+                self._recordings[slot] = self._recording(function, padded, tensors[0].device)
+                while len(self._recordings) > self.limit:
+                    self._recordings.popitem(last=False)
+            self._recordings.move_to_end(slot)
+            results: Tensors = self._recordings[slot](inputs)
+            return _with_type_of(
+                results, [None if tensor is None else tensor[:rows].clone() for tensor in results]
+            )
 
     def _usable(self, inputs: Sequence[Tensor]) -> bool:
         if self._record is not None:
@@ -201,13 +203,13 @@ class Recorder:
         return Recorder, (self.buckets, self.limit)
 
 
-def _like(results: Tensors, parts: Sequence[Tensor | None]) -> Tensors:
+def _with_type_of(results: Tensors, parts: Sequence[Tensor | None]) -> Tensors:
     """Parts as a tuple of the type of `results`, which may be a NamedTuple."""
     make = getattr(type(results), "_make", type(results))  # of a NamedTuple
     copied: Tensors = make(parts)
     return copied
 
 
-def _padded(tensor: Tensor, rows: int) -> Tensor:
+def _pad(tensor: Tensor, rows: int) -> Tensor:
     """A tensor [B, ...] with its first row repeated to [rows, ...]."""
     return torch.cat([tensor, tensor[:1].expand(rows - len(tensor), *tensor.shape[1:])])

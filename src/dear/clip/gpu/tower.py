@@ -46,7 +46,7 @@ def _kernels() -> Any:
     return kernels
 
 
-def usable(tower: Tower, x: Tensor, edit: Edit | None) -> bool:
+def is_supported(tower: Tower, x: Tensor, edit: Edit | None) -> bool:
     """Whether the fast path supports this tower, x and edit on this machine."""
     if not x.is_cuda or not tower.fused or tower.dtype not in _HALF:
         return False
@@ -56,10 +56,10 @@ def usable(tower: Tower, x: Tensor, edit: Edit | None) -> bool:
         note("towers with rotary positions take the plain path on a GPU: the same answers, but more slowly")
         return False
     changes = () if edit is None else edit.layers.values()
-    return all(map(_plain, changes)) and _kernels() is not None
+    return all(map(_has_only_tokens_and_masks, changes)) and _kernels() is not None
 
 
-def _plain(change: LayerEdit) -> bool:
+def _has_only_tokens_and_masks(change: LayerEdit) -> bool:
     """Whether a layer's change consists of tokens and masks, with one mask for all items of a batch."""
     shared = not isinstance(change.mask, Tensor) or change.mask.ndim == 3
     others = (change.gate, change.q, change.k, change.v, change.added)
@@ -90,10 +90,6 @@ def _layers(tower: Tower, x: Tensor, first: int, last: int, edit: Edit | None, r
             x = take_rows(x, rows)
         x, normed = add_norm(x, block.attn.o(z), block.ln_2, tower.dtype)
         pending = block.mlp.down(activate(block.mlp.up(normed), block.mlp.activation))
-    return _settle(x, pending)
-
-
-def _settle(x: Tensor, pending: Tensor | None) -> Tensor:
     return x if pending is None else x + pending
 
 
@@ -152,17 +148,17 @@ class _AddNorm(torch.autograd.Function):
         eps: float,
         dtype: torch.dtype,
     ) -> tuple[Tensor, ...]:
-        width, moved = x.shape[-1], change is not None or tokens is not None
+        width, changed = x.shape[-1], change is not None or tokens is not None
         count = 0 if tokens is None else tokens.shape[-2]
         shape = (x.shape[0], x.shape[1] + (count if inserting else 0), width)
-        new = x.new_empty(shape) if moved else x
+        new = x.new_empty(shape) if changed else x
         normed = x.new_empty(shape, dtype=dtype)
         stride = 0 if tokens is None or tokens.ndim == 2 else count * width
         block = next_power_of_two(width)
         _kernels().add_norm[(shape[0] * shape[1],)](
             x, x if change is None else change, x if tokens is None else tokens, weight, bias, new, normed,
             shape[1], start, count, stride, token_weight, eps, width,
-            CHANGE=change is not None, TOKENS=tokens is not None, ENTER=inserting, BLOCK=block,
+            CHANGE=change is not None, TOKENS=tokens is not None, INSERT=inserting, BLOCK=block,
             num_warps=_warps(block),
         )  # fmt: skip
         ctx.save_for_backward(new, weight)
@@ -176,11 +172,11 @@ class _AddNorm(torch.autograd.Function):
             eps,
         )
         ctx.set_materialize_grads(False)
-        return (new, normed) if moved else (normed,)
+        return (new, normed) if changed else (normed,)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
-        d_new, d_normed = slopes if len(slopes) == 2 else (None, slopes[0])
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        d_new, d_normed = gradients if len(gradients) == 2 else (None, gradients[0])
         new, weight = ctx.saved_tensors
         batch, length, width = new.shape
         if d_normed is None:
@@ -193,13 +189,17 @@ class _AddNorm(torch.autograd.Function):
         _kernels().add_norm_backward[(batch * length,)](
             new, weight, d_x if d_new is None else d_new, d_normed.contiguous(), d_x, d_change, d_tokens,
             length, ctx.start, ctx.count, ctx.token_weight, ctx.eps, width,
-            STREAM=d_new is not None, CHANGE=ctx.change is not None, TOKENS=ctx.tokens is not None,
-            ENTER=ctx.inserting, BLOCK=block, num_warps=_warps(block),
+            RESIDUAL=d_new is not None, CHANGE=ctx.change is not None, TOKENS=ctx.tokens is not None,
+            INSERT=ctx.inserting, BLOCK=block, num_warps=_warps(block),
         )  # fmt: skip
-        for_tokens = None
-        if ctx.tokens is not None:
-            for_tokens = d_tokens.sum(0) if ctx.tokens == 2 else d_tokens
-        return d_x, None if ctx.change is None else d_change, for_tokens, *[None] * 7
+        if ctx.tokens == 2:  # one set for all images
+            d_tokens = d_tokens.sum(0)
+        return (
+            d_x,
+            None if ctx.change is None else d_change,
+            None if ctx.tokens is None else d_tokens,
+            *[None] * 7,
+        )
 
 
 # -- activation -------------------------------------------------------------------------------------
