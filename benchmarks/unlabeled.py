@@ -46,7 +46,7 @@ from dear.data.images import FileImages, ImageSet, ListedImages, unlabeled_image
 from dear.data.open import WORLD, open_data
 from dear.runs.feature_cache import FeatureCache
 from dear.runs.spec import Spec
-from dear.tasks.labeling.choose import text_features
+from dear.tasks.labeling.next import text_features
 from dear.tasks.speed import machine
 from dear.train.fit import fit
 from dear.train.setup.prepare import Job, prepare, recipe_for

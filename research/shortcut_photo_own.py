@@ -26,7 +26,7 @@ from dear.shortcuts.edits import transfer
 from dear.shortcuts.find import Shortcut, find_shortcuts
 from dear.shortcuts.properties import measure_properties
 from dear.tasks.adapt import adapt
-from dear.tasks.audit.photos import label_predictor
+from dear.tasks.audit.properties import label_predictor
 from dear.tasks.speed import add_rows
 
 

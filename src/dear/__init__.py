@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from dear.tasks.evaluate import evaluate, zeroshot
     from dear.tasks.explain.task import explain
     from dear.tasks.extend import extend
-    from dear.tasks.labeling.choose import label_next
+    from dear.tasks.labeling.next import label_next
     from dear.tasks.load import load
     from dear.tasks.predict import predict
     from dear.tasks.repair import repair
     from dear.tasks.retrieve import retrieve
     from dear.tasks.run_report.task import report_run
-    from dear.tasks.share.transfer import bundle, pull, push
+    from dear.tasks.share.task import bundle, pull, push
     from dear.utils.progress import notebook_progress
 
 __version__ = "0.2.0"
@@ -54,7 +54,7 @@ _HOMES = {
     "RoleMap": "dear.heads.roles",
     "adapt": "dear.tasks.adapt",
     "audit": "dear.tasks.audit.task",
-    "bundle": "dear.tasks.share.transfer",
+    "bundle": "dear.tasks.share.task",
     "choose": "dear.tasks.choose.task",
     "demo": "dear.tasks.demo.task",
     "discover_roles": "dear.heads.discover",
@@ -64,7 +64,7 @@ _HOMES = {
     "explain": "dear.tasks.explain.task",
     "export_run": "dear.export.task",
     "extend": "dear.tasks.extend",
-    "label_next": "dear.tasks.labeling.choose",
+    "label_next": "dear.tasks.labeling.next",
     "list_backbones": "dear.clip.factory",
     "list_datasets": "dear.data",
     "list_methods": "dear.methods",
@@ -72,8 +72,8 @@ _HOMES = {
     "notebook_progress": "dear.utils.progress",
     "open_data": "dear.data",
     "predict": "dear.tasks.predict",
-    "pull": "dear.tasks.share.transfer",
-    "push": "dear.tasks.share.transfer",
+    "pull": "dear.tasks.share.task",
+    "push": "dear.tasks.share.task",
     "repair": "dear.tasks.repair",
     "report_run": "dear.tasks.run_report.task",
     "retrieve": "dear.tasks.retrieve",

@@ -13,7 +13,8 @@ from dear.heads.activations import attention_maps
 from dear.heads.contributions import decompose, head_maps, head_outputs
 from dear.heads.corpus import Corpus, load_corpus
 from dear.heads.discover import discover_roles
-from dear.tasks.roles.facts import HeadEvidence, map_quality
+from dear.tasks.roles.evidence import HeadEvidence
+from dear.tasks.roles.quality import map_quality
 
 
 @pytest.mark.parametrize("family", FAMILIES)

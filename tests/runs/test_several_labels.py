@@ -24,11 +24,11 @@ from dear.runs.evaluate_sets import SetEvaluation, average_precision
 from dear.runs.model import Model
 from dear.tasks.audit.held_out import HeldOutScores, without
 from dear.tasks.audit.page import audit_page
+from dear.tasks.check import check_labels
 from dear.tasks.explain.dataset import explain_set
 from dear.tasks.explain.explainer import Explainer
 from dear.tasks.explain.page import section
-from dear.tasks.labeling.check import check_labels
-from dear.tasks.run_report.sets import examine_sets
+from dear.tasks.run_report.several_labels import examine_sets
 
 DATA = "world:attributes"
 

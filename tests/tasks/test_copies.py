@@ -27,7 +27,7 @@ from dear.tasks.choose.task import choose
 from dear.tasks.drift import compare, drift
 from dear.tasks.evaluate import held_out_accuracy
 from dear.tasks.explain.task import explain
-from dear.tasks.labeling.choose import text_features
+from dear.tasks.labeling.next import text_features
 from dear.train.label_check import out_of_sample
 from dear.unlabeled import UNLABELED, compare_with_labeled_only, forecast_gain, learning_curve
 

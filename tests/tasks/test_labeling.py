@@ -18,8 +18,8 @@ from dear.data.open import open_data
 from dear.data.unlabeled import unlabeled_part
 from dear.errors import DataError, InputError
 from dear.tasks.labeling.answers import Answer, AnswerFile, read_labels
-from dear.tasks.labeling.choose import label_next, write_choices
 from dear.tasks.labeling.exchange import add_labels, import_labels, write_tasks
+from dear.tasks.labeling.next import label_next, write_choices
 
 CLIP = tiny_clip(dtype=torch.float32)
 

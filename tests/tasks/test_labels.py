@@ -10,12 +10,12 @@ from PIL import Image
 import dear
 import dear.runs.model
 from dear.data.images import ListedImages
-from dear.data.open import open_data
+from dear.data.open import open_data, open_with_splits
 from dear.data.shots import few_shot
 from dear.errors import DataError
 from dear.tasks.adapt import adapt
+from dear.tasks.check import check_labels
 from dear.tasks.labeling.answers import Answer, AnswerFile, read_labels
-from dear.tasks.labeling.check import check_labels, open_all
 from dear.tasks.labeling.start import start_session
 from dear.train.label_check import out_of_sample, rank_labels
 
@@ -94,7 +94,7 @@ def folder(tmp_path_factory) -> str:
 
 def test_suspects_are_listed_and_checked_ones_are_not(folder, tmp_path) -> None:
     clip = dear.load("mini")
-    images, splits = open_all(folder)
+    images, splits = open_with_splits(folder)
     assert len(images) == 2 * COUNT
     assert set(splits) == {"train", "test"}
     check = check_labels(images, clip)
@@ -122,7 +122,7 @@ def test_labels_of_a_dataset_are_corrected_on_the_labeling_page(folder, tmp_path
     finally:
         session.close()
     assert read_labels(tmp_path / "labels.csv")["two/wrong, one.png"] == "one"
-    splits = open_all(folder)[1]
+    splits = open_with_splits(folder)[1]
     for split in ("train", "test"):  # the table keeps the splits
         corrected = open_data(tmp_path / "labels.csv", split, root=folder)
         assert len(corrected) == splits.count(split)

@@ -22,7 +22,7 @@ from dear.errors import RunError, UsageError
 from dear.runs.evaluate import share_interval
 from dear.runs.folder import FILES, load_run
 from dear.tasks.adapt import adapt
-from dear.tasks.share.transfer import bundle, local_run, pull, push
+from dear.tasks.share.task import bundle, local_run, pull, push
 
 NAME = "someone/vehicles"
 
@@ -193,8 +193,8 @@ def test_the_interval_is_exact():
 @pytest.mark.parametrize("kind", ["together", "many", "twice", "long"])
 def test_bundles_beyond_their_limits_are_refused_and_leave_nothing(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("dear.tasks.share.transfer.cache_folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr("dear.tasks.share.transfer.MOST_BACKBONE_BYTES", 3_000_000)
+    monkeypatch.setattr("dear.tasks.share.task.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("dear.tasks.share.task.MOST_BACKBONE_BYTES", 3_000_000)
     names = {
         "together": [f"backbone/{n}.bin" for n in range(4)],
         "many": [f"backbone/{n}.bin" for n in range(101)],

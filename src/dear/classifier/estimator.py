@@ -41,7 +41,7 @@ from dear.tasks.adapt import adapt
 from dear.tasks.explain.explanation import Explanations
 from dear.tasks.explain.task import explainer_of
 from dear.tasks.load import is_run
-from dear.tasks.share.transfer import local_run
+from dear.tasks.share.task import local_run
 from dear.utils.files import PathLike
 
 Parameters = ParamSpec("Parameters")

@@ -12,7 +12,7 @@ from dear.cli import options as opt
 from dear.cli.printing import echo, print_json, print_table, say, stages
 
 if TYPE_CHECKING:
-    from dear.tasks.audit.photos import ImageCheck
+    from dear.tasks.audit.properties import ImageCheck
     from dear.tasks.audit.result import Audit
     from dear.tasks.repair import Repaired
 

@@ -13,7 +13,7 @@ from dear.cli.options import DataRoot, Device, Json, Threads
 from dear.cli.printing import echo, print_json, say, stages
 
 if TYPE_CHECKING:
-    from dear.tasks.labeling.check import LabelCheck
+    from dear.tasks.check import LabelCheck
 
 group = typer.Typer(no_args_is_help=True, help="Datasets: list those known by name, check a folder.")
 
@@ -72,8 +72,8 @@ def check(
 
     `dear data check photos/ --backbone openai/clip-vit-base-patch16 --out suspects.csv`
     """
+    from dear.tasks.check import LabelCheck
     from dear.tasks.check import check as check_data
-    from dear.tasks.labeling.check import LabelCheck
 
     with stages() as progress:
         result = check_data(

@@ -61,7 +61,7 @@ def label_next(
 
     `dear label next pool/ --data photos/ --count 20 --out next.csv --tasks tasks.json`
     """
-    from dear.tasks.labeling.choose import label_next as choose_next
+    from dear.tasks.labeling.next import label_next as choose_next
 
     names = opt.read_class_list(classes, classes_file)
     with stages() as progress:

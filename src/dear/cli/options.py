@@ -18,7 +18,7 @@ def run_folder(source: str) -> Path:
     """The folder of a run: the folder itself, or where `hf://owner/name` or an archive was put."""
     if not source.startswith("hf://") and not source.lower().endswith(".zip"):
         return Path(source)
-    from dear.tasks.share.transfer import local_run
+    from dear.tasks.share.task import local_run
 
     return local_run(source)
 

@@ -22,7 +22,7 @@ def push(
 
     Example: `dear push run my-name/my-flowers`
     """
-    from dear.tasks.share.transfer import push as upload
+    from dear.tasks.share.task import push as upload
 
     say(f"uploaded: {upload(run, name, private=private)}")
     echo(f"dear predict hf://{name} photo.jpg")
@@ -38,7 +38,7 @@ def pull(
 
     Example: `dear pull my-name/my-flowers --out run`
     """
-    from dear.tasks.share.transfer import pull as download
+    from dear.tasks.share.task import pull as download
 
     say(f"{download(name, out)}: written")
 
@@ -54,7 +54,7 @@ def bundle(
 
     Example: `dear bundle run flowers.zip`, then elsewhere `dear predict flowers.zip photo.jpg`
     """
-    from dear.tasks.share.transfer import bundle as pack
+    from dear.tasks.share.task import bundle as pack
 
     made = pack(run, out, backbone)
     say(f"{made}: written, {made.stat().st_size / 1e6:.1f} MB")

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,23 @@ def named_split(spec: str | os.PathLike[str]) -> str | None:
 def default_split(spec: str, split: str) -> str:
     """The split to open if no labels are used: all images of a split folder (`photos/val`)."""
     return split if named_split(spec) is None else "all"
+
+
+def open_with_splits(
+    spec: str | os.PathLike[str], root: str | os.PathLike[str] | None = None
+) -> tuple[ImageSet, tuple[str, ...]]:
+    """All images of a dataset, and the split of each."""
+    every = open_data(spec, "all", root=root)
+    named = named_split(spec)
+    if named is not None:
+        return every, (named,) * len(every)
+    split_of: dict[str, str] = {}
+    for split in ("train", "val", "test"):
+        with suppress(DataError):  # not every dataset has every split
+            images = open_data(spec, split, root=root)
+            for index in range(len(images)):
+                split_of.setdefault(images.key(index), split)
+    return every, tuple(split_of.get(every.key(index), "train") for index in range(len(every)))
 
 
 def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> None:

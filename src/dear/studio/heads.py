@@ -18,10 +18,10 @@ from dear.heads.collected import Collected, collect
 from dear.heads.role import Role
 from dear.heads.roles import RoleMap
 from dear.images.views import square
-from dear.report.headmap import KIND_MEANINGS, head_map, kind_meanings, role_title
+from dear.report.head_map import KIND_MEANINGS, head_map, kind_meanings, role_title
 from dear.report.page import render
 from dear.studio.state import StudioState, gallery_html, name_of
-from dear.tasks.roles.facts import specialization_notice
+from dear.tasks.roles.quality import specialization_notice
 from dear.utils.progress import Progress, silent
 
 Key = tuple[int, int]

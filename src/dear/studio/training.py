@@ -26,8 +26,8 @@ from dear.runs.folder import FILES
 from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.studio.state import StudioState, check_folder
+from dear.tasks.check import check_labels
 from dear.tasks.evaluate import HeldOutAccuracy, held_out_accuracy, open_held_out
-from dear.tasks.labeling.check import check_labels
 from dear.train.fit import fit
 from dear.train.run import Paused
 from dear.train.setup.focus import check_focus

@@ -13,7 +13,7 @@ from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.runs.folder import FORMAT
 from dear.runs.model import Model, Run
-from dear.tasks.share.transfer import HUB, local_run
+from dear.tasks.share.task import HUB, local_run
 
 
 def load(

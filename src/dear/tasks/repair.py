@@ -27,8 +27,8 @@ from dear.shortcuts.directions import random_directions
 from dear.shortcuts.plan import EditPlan
 from dear.shortcuts.removal import Removal, combine, remove_heads
 from dear.shortcuts.without import RemovedConcepts, Without, role_map
-from dear.tasks.audit.photos import label_predictor
-from dear.tasks.share.transfer import local_run
+from dear.tasks.audit.properties import label_predictor
+from dear.tasks.share.task import local_run
 from dear.train.fit import fit
 from dear.train.setup.estimate import estimate
 from dear.train.setup.prepare import Job, prepare

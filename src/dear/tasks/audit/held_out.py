@@ -14,8 +14,8 @@ from dear.methods.frozen import Frozen
 from dear.runs.evaluate import Evaluation
 from dear.runs.model import Model
 from dear.shortcuts.removal import Removal
-from dear.tasks.audit.labels import members
 from dear.tasks.audit.reliance import Reliance, reliance
+from dear.tasks.audit.several_labels import members
 from dear.utils.progress import Progress
 
 HELD_OUT = 300  #: held-out images at most

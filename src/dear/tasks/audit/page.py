@@ -10,12 +10,12 @@ from PIL import Image, ImageOps
 
 from dear.data.images import ImageSet, label_text, values_of
 from dear.errors import UsageError
-from dear.report.headmap import HeadMap, head_map
+from dear.report.head_map import HeadMap, head_map
 from dear.report.page import Table, Thumbnail, percent, render, thumbnail
 from dear.shortcuts.find import Shortcut
 from dear.tasks.audit.findings import ConceptFinding, Finding, PropertyFinding
-from dear.tasks.audit.labels import label_view, members
 from dear.tasks.audit.result import Audit
+from dear.tasks.audit.several_labels import label_view, members
 from dear.tasks.explain.explainer import Explainer
 from dear.tasks.explain.explanation import Explanation, Explanations
 from dear.utils.files import PathLike, write_atomic

@@ -15,8 +15,8 @@ from dear.heads.roles import RoleMap
 from dear.runs.model import Model
 from dear.shortcuts.removal import Removal
 from dear.tasks.audit.findings import ConceptFinding, Finding, PropertyFinding
-from dear.tasks.audit.labels import members
-from dear.tasks.audit.photos import ImageCheck
+from dear.tasks.audit.properties import ImageCheck
+from dear.tasks.audit.several_labels import members
 from dear.tasks.explain.explanation import label_or_not
 from dear.utils.files import PathLike
 from dear.utils.progress import Progress, silent

@@ -44,9 +44,9 @@ from dear.tasks.audit.findings import (
     sort_findings,
 )
 from dear.tasks.audit.held_out import HELD_OUT, INSIDE, HeldOutScores
-from dear.tasks.audit.labels import label_set_numbers, label_view, rest_texts, scored_labels
-from dear.tasks.audit.photos import check_properties, edit_tests
+from dear.tasks.audit.properties import check_properties, edit_tests
 from dear.tasks.audit.result import Audit
+from dear.tasks.audit.several_labels import label_set_numbers, label_view, rest_texts, scored_labels
 from dear.tasks.audit.verdict import FALSE_ALARM_RATE, explain_away, judge
 from dear.tasks.load import load_backbone, load_model
 from dear.utils.files import PathLike, check_output

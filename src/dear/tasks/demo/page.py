@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from dear.report import figures
-from dear.report.headmap import head_map, kind_meanings
+from dear.report.head_map import head_map, kind_meanings
 from dear.report.page import MODE_TERMS, Table, percent, render
 from dear.tasks.audit.findings import SHORTCUT
 from dear.tasks.demo.facts import (

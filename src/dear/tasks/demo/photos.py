@@ -13,7 +13,7 @@ from dear.data.images import ImageSet, even_subset
 from dear.data.open import open_data
 from dear.errors import DataError
 from dear.heads.roles import RoleMap
-from dear.report.headmap import head_map, kind_meanings
+from dear.report.head_map import head_map, kind_meanings
 from dear.report.page import Table, percent, render
 from dear.runs.model import Model
 from dear.tasks.adapt import adapt
@@ -27,8 +27,8 @@ from dear.tasks.explain.page import section
 from dear.tasks.explain.task import explainer_of
 from dear.tasks.load import load_backbone
 from dear.tasks.roles.evidence import measure_heads
-from dear.tasks.roles.facts import specialization_notice
 from dear.tasks.roles.page import write_roles_page
+from dear.tasks.roles.quality import specialization_notice
 from dear.tasks.run_report.examine import examine
 from dear.tasks.run_report.facts import RunFacts
 from dear.tasks.run_report.page import gallery, spread_rows

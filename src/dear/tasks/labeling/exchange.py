@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from dear.data.open import open_folder
+from dear.data.open import open_folder, open_with_splits
 from dear.data.paths import read_list
 from dear.errors import DataError
 from dear.tasks.labeling.answers import Answer, AnswerFile, read_labels
-from dear.tasks.labeling.check import open_all
-from dear.tasks.labeling.choose import NextLabels
+from dear.tasks.labeling.next import NextLabels
 from dear.utils.files import PathLike, read_json, write_json
 
 #: fields of JSON-MIN and CSV that Label Studio adds to those of the task and the answer
@@ -39,7 +38,7 @@ def label_studio_tasks(chosen: NextLabels, prefix: str = LOCAL_FILES) -> list[di
         prefix: put before each path to form the address of the image.
 
     Example:
-        >>> from dear.tasks.labeling.choose import Choice
+        >>> from dear.tasks.labeling.next import Choice
         >>> tasks = label_studio_tasks(NextLabels((Choice("a.jpg", "cat", 0.5),), ("cat", "dog"), ()))
         >>> tasks[0]["predictions"][0]["result"][0]["value"]
         {'choices': ['cat']}
@@ -93,7 +92,7 @@ def add_labels(source: PathLike, out: PathLike, *, images: PathLike | None = Non
     file = AnswerFile(out)
     file.add([Answer(path, "label", name) for path, name in labels.items()])
     if Path(source).is_dir() and images is None:
-        every, splits = open_all(source)
+        every, splits = open_with_splits(source)
         if len(set(splits)) > 1:
             keys = [every.key(index) for index in range(len(every))]
             file.start_with({}, dict(zip(keys, splits, strict=True)))

@@ -25,8 +25,8 @@ from dear.data.names import readable
 from dear.errors import InputError
 from dear.runs.class_lists import find_twins
 from dear.tasks.labeling.answers import Answer, AnswerFile, Kind
-from dear.tasks.labeling.choose import counts_of, text_features
-from dear.tasks.labeling.learned import Learned, describe_forecast, forecast_more, learn
+from dear.tasks.labeling.learn import Learned, describe_forecast, forecast_more, learn
+from dear.tasks.labeling.next import counts_of, text_features
 from dear.unlabeled import UNLABELED
 
 BATCH = 5  #: answers after which the probe is trained again

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 
 from dear.clip.model import Clip
 from dear.data.images import TEMPLATE
+from dear.data.open import open_with_splits
 from dear.data.unlabeled import open_unlabeled
 from dear.errors import DataError
 from dear.runs.feature_cache import FeatureCache
 from dear.tasks.labeling.answers import AnswerFile
-from dear.tasks.labeling.check import open_all
-from dear.tasks.labeling.choose import open_readable
+from dear.tasks.labeling.next import open_readable
 from dear.tasks.labeling.session import LabelingSession
 from dear.tasks.load import load_backbone
 from dear.utils.files import PathLike, check_output
@@ -52,7 +52,7 @@ def start_session(
     file = AnswerFile(out)
     images, unreadable = open_readable(listed)
     if data is not None:
-        every, splits = open_all(data)
+        every, splits = open_with_splits(data)
         keys = [every.key(index) for index in range(len(every))]
         readable = {images.key(index) for index in range(len(images))}
         if readable.isdisjoint(keys):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +21,39 @@ from dear.heads.collected import collect
 from dear.heads.roles import RoleMap
 from dear.heads.sentences import sentence_embedder
 from dear.report.page import thumbnail
-from dear.tasks.roles.facts import HeadEvidence, Key, Seen
 from dear.utils.progress import Progress, silent
 from dear.utils.text import fill_template
 
-_THUMB = 104  # pixels per side
+_THUMBNAIL = 104  # pixels per side
+
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One image of a head: its number, its score, and the attention map as digits, row by row."""
+
+    image: int
+    score: float
+    attention: str
+
+
+@dataclass(frozen=True)
+class HeadEvidence:
+    """Everything measured for the page; parts that could not be measured are empty."""
+
+    thumbnails: Mapping[int, str] = field(default_factory=dict)  #: data URLs by image number
+    names: Mapping[int, str] = field(default_factory=dict)  #: what to call each image
+    #: most and least exciting images of each head, and the phrase that gave the direction
+    heads: Mapping[Key, tuple[str | None, tuple[Seen, ...], tuple[Seen, ...]]] = field(default_factory=dict)
+    side: int = 0  #: patches per side of an attention map
+    layers: tuple[Mapping[str, float], ...] = ()  #: rows of `layer_effects`; empty without labels
+    roles: tuple[Mapping[str, Any], ...] = ()  #: rows of `role_effects`; empty without labels
+    accuracy: float | None = None  #: zero-shot accuracy with nothing ablated
+    images: int = 0  #: number of images
+    #: phrase to its place in the plane
+    plane: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def measure_heads(
@@ -139,5 +169,5 @@ def _digits(look: Tensor) -> str:
 
 def _thumbnail(images: ImageSet, row: int) -> str:
     """A small JPEG of an image's evaluation view, as a data URL."""
-    pixels = images.pixels([row], _THUMB)[0]
-    return thumbnail(Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()), _THUMB)
+    pixels = images.pixels([row], _THUMBNAIL)[0]
+    return thumbnail(Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()), _THUMBNAIL)

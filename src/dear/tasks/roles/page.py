@@ -12,9 +12,10 @@ from markupsafe import Markup
 from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import RoleMap
 from dear.report.head_figures import layer_effects_figure, phrase_plane_figure
-from dear.report.headmap import KIND_MEANINGS, colors_of, head_map, kind_meanings, role_title
+from dear.report.head_map import KIND_MEANINGS, colors_of, head_map, kind_meanings, role_title
 from dear.report.page import Table, percent, render
-from dear.tasks.roles.facts import HeadEvidence, map_quality, specialization_notice
+from dear.tasks.roles.evidence import HeadEvidence
+from dear.tasks.roles.quality import map_quality, specialization_notice
 from dear.utils.files import write_atomic
 
 _AGREEMENT = {

@@ -11,8 +11,8 @@ from dear.runs.folder import read_config
 from dear.runs.images import run_images
 from dear.tasks.load import load_model
 from dear.tasks.run_report.examine import examine
-from dear.tasks.run_report.sets import examine_sets
-from dear.tasks.share.transfer import local_run
+from dear.tasks.run_report.several_labels import examine_sets
+from dear.tasks.share.task import local_run
 from dear.train.label_check import label_sentence
 from dear.utils.files import PathLike, check_output
 from dear.utils.progress import Progress, silent

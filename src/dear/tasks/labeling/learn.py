@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dear.data.folds import IntArray
-from dear.tasks.labeling.choose import guess
+from dear.tasks.labeling.next import guess
 from dear.train.label_check import LEAST_IMAGES, out_of_sample, rank_labels
 from dear.unlabeled import UNLABELED, Forecast, choose_next, draw_rows, forecast_gain, learning_curve
 

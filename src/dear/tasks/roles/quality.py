@@ -1,43 +1,14 @@
-"""What was measured about a role map beyond the map itself; `dear.tasks.roles.evidence` measures it."""
+"""How good a role map is, in sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 from dear.heads.focus import few_specialized_note
 from dear.heads.roles import RoleMap
 from dear.heads.stability import ENOUGH_IMAGES
 from dear.report.page import percent
-
-Key = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One image of a head: its number, its score, and the attention map as digits, row by row."""
-
-    image: int
-    score: float
-    attention: str
-
-
-@dataclass(frozen=True)
-class HeadEvidence:
-    """Everything measured for the page; parts that could not be measured are empty."""
-
-    thumbnails: Mapping[int, str] = field(default_factory=dict)  #: data URLs by image number
-    names: Mapping[int, str] = field(default_factory=dict)  #: what to call each image
-    #: most and least exciting images of each head, and the phrase that gave the direction
-    heads: Mapping[Key, tuple[str | None, tuple[Seen, ...], tuple[Seen, ...]]] = field(default_factory=dict)
-    side: int = 0  #: patches per side of an attention map
-    layers: tuple[Mapping[str, float], ...] = ()  #: rows of `layer_effects`; empty without labels
-    roles: tuple[Mapping[str, Any], ...] = ()  #: rows of `role_effects`; empty without labels
-    accuracy: float | None = None  #: zero-shot accuracy with nothing ablated
-    images: int = 0  #: number of images
-    #: phrase to its place in the plane
-    plane: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+from dear.tasks.roles.evidence import HeadEvidence
 
 
 def specialization_notice(roles: RoleMap) -> str:

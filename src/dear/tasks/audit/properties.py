@@ -17,7 +17,13 @@ from dear.shortcuts.causal import MORE_IMAGES, EditTest, causal_test, edited_set
 from dear.shortcuts.find import FEWEST, Search, Shortcut, search_properties
 from dear.shortcuts.properties import Measured, measure_properties
 from dear.tasks.audit.duplicates import near_duplicates
-from dear.tasks.audit.labels import label_answers, label_set_numbers, label_view, members, search_labels
+from dear.tasks.audit.several_labels import (
+    label_answers,
+    label_set_numbers,
+    label_view,
+    members,
+    search_labels,
+)
 from dear.utils.progress import Progress
 
 TESTED = 10  #: findings that are tested by edits, those with the highest scores
