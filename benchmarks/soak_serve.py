@@ -85,7 +85,7 @@ class Soak:
             pixels.append(resize_crop(open_image(content), size))
         views = normalize(torch.stack(pixels), clip.config.mean, clip.config.std)
         width = clip.config.embed_dim
-        changed = clip.corrected(Correction(torch.eye(width).roll(1, 0), torch.full((width,), 0.01)))
+        changed = clip.with_correction(Correction(torch.eye(width).roll(1, 0), torch.full((width,), 0.01)))
         kinds = {
             "a": ("dear", 1, clip),
             "b": ("dear", 2, clip),

@@ -116,7 +116,7 @@ def measure(
         parts = [images.features if repair is None else repair.apply(images) for images in both]
         answers = cached_answers(own, drawn, *parts, seed)
     else:
-        fixed = clip if repair is None else clip.corrected(repair.correction())
+        fixed = clip if repair is None else clip.with_correction(repair.correction())
         settings = {"seed": seed, "recipe": preset, "epochs": epochs or None, "calibrate": False}
         result = adapt(drawn, method=own, backbone=fixed, options=options, **settings).evaluate(test)
         answers = result.answers[result.pick(None)]

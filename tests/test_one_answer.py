@@ -145,7 +145,7 @@ def run(request, tmp_path_factory, few, backbones, photos) -> tuple[Path, Photos
         clip = dear.load(backbones[backbone])
         name, _, focus = name.partition("+")
         roles = {"roles": shallow_roles()} if name == "dear" else {}
-        corrected = clip.corrected(removal(clip, removed))
+        corrected = clip.with_correction(removal(clip, removed))
         more = {**roles, **({"focus": FOCUSED} if focus else {})}
         model = build_method(name, corrected, few.classes, template=few.template, **more)
         folder = tmp_path_factory.mktemp("runs") / "run"

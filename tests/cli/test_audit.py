@@ -124,9 +124,9 @@ def test_removing_twice_composes(run: Path) -> None:
     both = without(without(model, heads), words).clip.correction
     assert both is not None
     pixels = torch.randn(4, 3, 64, 64)
-    step = method.clip.corrected(heads.correction()).encode_image(pixels)
+    step = method.clip.with_correction(heads.correction()).encode_image(pixels)
     expected = step - (step - words.center) @ words.removed
-    assert torch.allclose(method.clip.corrected(both).encode_image(pixels), expected, atol=1e-4)
+    assert torch.allclose(method.clip.with_correction(both).encode_image(pixels), expected, atol=1e-4)
     assert without(without(model, heads), heads).clip.correction.heads == heads.heads  # type: ignore[union-attr]
 
 

@@ -61,13 +61,13 @@ def test_storage_precision_and_corrections_do_not(state):
     for name, parameter in fresh.visual.named_parameters():
         parameter.data += 1e-4 if "weight" in name else 0
     copies = [
-        fresh.corrected(half),
+        fresh.with_correction(half),
         fresh.cast(torch.bfloat16),
-        fresh.cast(torch.bfloat16).corrected(half),
+        fresh.cast(torch.bfloat16).with_correction(half),
         traceable_clip(fresh.cast(torch.bfloat16)),
     ]
     assert {one.identity for one in copies} == {fresh.identity}
-    assert fresh.corrected(half).folded().identity != fresh.identity
+    assert fresh.with_correction(half).fold_correction().identity != fresh.identity
 
 
 def test_a_copy_in_another_precision_leaves_the_original_as_it_is():

@@ -31,19 +31,19 @@ def half(note: str = "") -> Correction:
 
 
 def test_the_same_variant_is_the_same_object(clip: Clip) -> None:
-    corrected = clip.corrected(half())
-    assert corrected is clip.corrected(half())
-    assert corrected is not clip.corrected(half("another note"))
-    assert corrected.corrected(None) is corrected.plain is clip
+    corrected = clip.with_correction(half())
+    assert corrected is clip.with_correction(half())
+    assert corrected is not clip.with_correction(half("another note"))
+    assert corrected.with_correction(None) is corrected.plain is clip
     assert corrected.cast(torch.bfloat16) is corrected.cast(torch.bfloat16)
-    assert corrected.cast(torch.bfloat16) is clip.cast(torch.bfloat16).corrected(half())
+    assert corrected.cast(torch.bfloat16) is clip.cast(torch.bfloat16).with_correction(half())
     assert clip.cast(torch.float32) is clip
     assert clip.cast(torch.bfloat16).cast(torch.bfloat16) is clip.cast(torch.bfloat16)
 
 
 def test_variants_share_weights_and_leave_the_original_alone(clip: Clip) -> None:
     names = set(clip.state_dict())
-    other = clip.corrected(half())
+    other = clip.with_correction(half())
     assert set(other.state_dict()) == names
     for name, parameter in other.named_parameters():
         assert parameter is clip.get_parameter(name), name
@@ -51,10 +51,10 @@ def test_variants_share_weights_and_leave_the_original_alone(clip: Clip) -> None
 
 
 def test_unused_variants_are_forgotten(clip: Clip) -> None:
-    gone = weakref.ref(clip.corrected(half()))
+    gone = weakref.ref(clip.with_correction(half()))
     gc.collect()
     assert gone() is None
-    cast = weakref.ref(clip.corrected(half()).cast(torch.bfloat16))
+    cast = weakref.ref(clip.with_correction(half()).cast(torch.bfloat16))
     plain = weakref.ref(clip.cast(torch.bfloat16))
     gc.collect()
     assert cast() is None
@@ -73,7 +73,7 @@ def test_a_cast_follows_changed_weights(clip: Clip) -> None:
 
 def test_a_head_that_does_not_exist_is_refused(clip: Clip) -> None:
     with pytest.raises(UsageError, match="99"):
-        clip.corrected(Correction(torch.eye(20), torch.zeros(20), ((4, 99),)))
+        clip.with_correction(Correction(torch.eye(20), torch.zeros(20), ((4, 99),)))
 
 
 def test_replace_keeps_everything_but_the_parts() -> None:

@@ -45,7 +45,7 @@ def test_terms_of_a_corrected_backbone_sum_to_its_feature(clip, images):
     matrix = torch.eye(width) + 0.1 * torch.randn(width, width, generator=random)
     bias = torch.randn(width, generator=random)
     for heads in ((), ((1, 0), (4, 1))):
-        corrected = clip.corrected(Correction(matrix, bias, heads))
+        corrected = clip.with_correction(Correction(matrix, bias, heads))
         plain = decompose(clip, images, [1, 4]).heads @ matrix
         for layers in (None, [4], [1, 4]):
             assert (

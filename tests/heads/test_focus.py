@@ -53,7 +53,7 @@ def test_one_run_gives_the_feature_and_what_the_heads_add(clip, pixels):
 def test_a_correction_changes_the_terms_with_the_feature(clip, pixels, removed):
     width = clip.config.embed_dim
     matrix = torch.randn(width, width, generator=torch.Generator().manual_seed(2)) / width**0.5
-    other = clip.corrected(Correction(matrix, torch.ones(width), heads=(removed,)))
+    other = clip.with_correction(Correction(matrix, torch.ones(width), heads=(removed,)))
     parts = decompose(clip, pixels)
     terms = sum(parts.heads[:, layer - 1, head] for layer, head in HEADS)
     stage = encode_with_focus(other, pixels, HEADS)

@@ -37,7 +37,7 @@ def corrected(heads: tuple[tuple[int, int], ...] = (), blind: bool = False) -> C
     generator = torch.Generator().manual_seed(9)
     matrix = torch.eye(20) + 0.3 * torch.randn(20, 20, generator=generator)
     bias = torch.randn(20, generator=generator)
-    return tiny_clip(dtype=torch.float32).corrected(
+    return tiny_clip(dtype=torch.float32).with_correction(
         Correction(matrix * (0.0 if blind else 1.0), bias, heads, "Color by words (3 directions)")
     )
 
@@ -70,7 +70,7 @@ def test_an_untrained_method_is_the_corrected_backbone(name: str) -> None:
     model = build(name, clip)
     expected = scores(clip, clip.encode_image(pixels()), model.prompts.frozen)
     assert torch.allclose(model.logits(pixels()), expected, atol=1e-4)
-    plain = scores(clip, clip.corrected(None).encode_image(pixels()), model.prompts.frozen)
+    plain = scores(clip, clip.with_correction(None).encode_image(pixels()), model.prompts.frozen)
     assert not torch.allclose(model.logits(pixels()), plain, atol=1e-2)
 
 
@@ -91,7 +91,9 @@ def test_a_learned_projection_reads_the_corrected_feature_alone(name: str) -> No
     """A correction that leaves one direction leaves one in what the projection reads, whatever it learned."""
     generator = torch.Generator().manual_seed(3)
     line = torch.outer(torch.randn(20, generator=generator), torch.randn(20, generator=generator))
-    clip = tiny_clip(dtype=torch.float32).corrected(Correction(line, torch.randn(20, generator=generator)))
+    clip = tiny_clip(dtype=torch.float32).with_correction(
+        Correction(line, torch.randn(20, generator=generator))
+    )
     model, read = build(name, clip), []
     if name == "dear":
         with torch.no_grad():

@@ -65,7 +65,7 @@ def test_heads_before_the_first_token_can_be_focused_on() -> None:
 def test_a_mixed_batch_answers_as_each_alone() -> None:
     clip = tiny_clip()
     width = clip.config.embed_dim
-    other = clip.corrected(Correction(torch.eye(width) * 1.5, torch.ones(width)))
+    other = clip.with_correction(Correction(torch.eye(width) * 1.5, torch.ones(width)))
     models = [build(clip), build(clip, 2), build(other, 3), build(clip, 4, HEADS[:1]), build(clip, 5, ())]
     models += [build(clip, 6, focus_share=0.5), models[0]]
     pixels = images(len(models))

@@ -104,7 +104,7 @@ def test_a_mixed_batch_answers_as_each_alone() -> None:
     clip = tiny_clip(dtype=torch.float32)
     pixels, labels = images(6, dtype=torch.float32), torch.arange(6) % 3
     width = clip.config.embed_dim
-    other = clip.corrected(Correction(torch.eye(width) * 1.5, torch.ones(width)))
+    other = clip.with_correction(Correction(torch.eye(width) * 1.5, torch.ones(width)))
     methods = [
         build_method(name, backbone, ("a", "b", "c"), focus=focus)
         for name, backbone, focus in (

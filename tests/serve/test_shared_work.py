@@ -40,7 +40,9 @@ def corrected_clip(seed: int):
     width, generator = clip.config.embed_dim, torch.Generator().manual_seed(seed)
     matrix = torch.eye(width) - 0.3 * torch.rand(width, width, generator=generator)
     heads = ((clip.config.vision.layers, 0),) if seed == 3 else ()
-    return clip.corrected(Correction(matrix, torch.rand(width, generator=generator), heads, f"number {seed}"))
+    return clip.with_correction(
+        Correction(matrix, torch.rand(width, generator=generator), heads, f"number {seed}")
+    )
 
 
 @pytest.fixture(scope="module")

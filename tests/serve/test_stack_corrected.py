@@ -22,10 +22,10 @@ def correction(seed: int, width: int, heads: tuple[tuple[int, int], ...] = ()) -
 def backbones(clip, left_out: bool = True) -> list:
     """The backbone itself, two affine corrections of it, and two that leave out heads."""
     width, last = clip.config.embed_dim, clip.config.vision.layers
-    found = [clip, clip.corrected(correction(1, width)), clip.corrected(correction(2, width))]
+    found = [clip, clip.with_correction(correction(1, width)), clip.with_correction(correction(2, width))]
     if left_out:
         heads = ((last, 1), (last - 1, 0))
-        found += [clip.corrected(correction(seed, width, heads)) for seed in (3, 4)]
+        found += [clip.with_correction(correction(seed, width, heads)) for seed in (3, 4)]
     return found
 
 
@@ -91,9 +91,11 @@ def test_other_methods_answer_as_alone(name) -> None:
 def test_corrections_keep_one_copy_of_the_weights_in_another_precision() -> None:
     clip = tiny_clip(dtype=torch.float32)
     width = clip.config.embed_dim
-    clips = [clip.corrected(correction(seed, width)) for seed in range(4)]
-    assert clip.corrected(correction(2, width)) is clips[2]  # runs with one correction are on one object
-    assert clips[1].corrected(None).correction is None
+    clips = [clip.with_correction(correction(seed, width)) for seed in range(4)]
+    assert (
+        clip.with_correction(correction(2, width)) is clips[2]
+    )  # runs with one correction are on one object
+    assert clips[1].with_correction(None).correction is None
     methods = [
         build_method("dear", one, ("dog", "sea"), roles=mixed_roles()).in_precision("bfloat16")
         for one in clips

@@ -94,22 +94,22 @@ def test_a_corrected_tower_gives_the_repaired_features(
     }
     repair = combine(*(parts[way] for way in ways.split("+")))
     expected = repair.apply(images)
-    fixed = clip.corrected(repair.correction())
+    fixed = clip.with_correction(repair.correction())
     assert (fixed.encode_image(pixels) - expected).abs().max() < 5e-5
     assert (clip.encode_image(pixels) - images.features).abs().max() < 1e-5, "the plain backbone stays"
     assert fixed.fingerprint == clip.fingerprint
     assert set(fixed.state_dict()) == set(clip.state_dict())
-    assert fixed.corrected(None).correction is None
+    assert fixed.with_correction(None).correction is None
     other = fixed.copy()
     assert torch.equal(other.encode_image(pixels), fixed.encode_image(pixels)), "a copy keeps the correction"
     assert other.visual.positions.data_ptr() != clip.visual.positions.data_ptr()
     if "heads" in ways:
         with pytest.raises(UsageError, match="heads"):
-            fixed.folded()
+            fixed.fold_correction()
         with pytest.raises(UsageError, match="layer 2"):
             fixed.visual.final_rows(fixed.visual.run(fixed.visual.embed(pixels), last=2), first=3)
     else:
-        plain = fixed.folded()
+        plain = fixed.fold_correction()
         assert plain.correction is None
         assert (plain.encode_image(pixels) - expected).abs().max() < 1e-4
         assert plain.fingerprint != clip.fingerprint
@@ -168,8 +168,8 @@ def test_wrong_uses_are_refused(clip: Clip, images: Collected) -> None:
     with pytest.raises(UsageError, match="Color"):
         remove_examples(images, torch.randn(4, 12), torch.zeros(4).long(), "Color")
     with pytest.raises(UsageError, match=r"12.*\b5"):
-        clip.corrected(Correction(torch.eye(5), torch.zeros(5)))
+        clip.with_correction(Correction(torch.eye(5), torch.zeros(5)))
     with pytest.raises(UsageError, match=r"7.*2"):
-        clip.corrected(Correction(torch.eye(12), torch.zeros(12), ((2, 7),)))
+        clip.with_correction(Correction(torch.eye(12), torch.zeros(12), ((2, 7),)))
     with pytest.raises(UsageError, match="finite"):
         Correction(torch.eye(5) * float("nan"), torch.zeros(5))

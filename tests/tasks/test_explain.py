@@ -116,7 +116,7 @@ def test_without_a_concept_its_words_say_nothing(explainer, explained, clip, tra
     heads = known_roles(clip).select(concept="Location")
     span = remove_span(seen_images, value_features(clip, known_concepts()["Location"])[1], "Location")
     both = combine(remove_heads(seen_images, heads, "Location"), span)
-    other = explainer.model.corrected(both.correction())
+    other = explainer.model.with_correction(both.correction())
     logits = other.logits(test)["default"]
     for row, one in enumerate(explained):
         found = next(each for each in one.without_concepts if each.name == "Location")
@@ -177,7 +177,7 @@ def test_what_cannot_be_taken_apart_is_one_bar_and_is_said(clip, test, train) ->
 
 def test_a_removal_has_a_bar_with_its_note(clip, test) -> None:
     size = clip.config.embed_dim
-    corrected = clip.corrected(
+    corrected = clip.with_correction(
         Correction(torch.eye(size), torch.full((size,), 0.05), note="Location by words")
     )
     one = Explainer(Model(build_method("zeroshot", corrected, NAMES))).explain(test.subset([0]))[0]

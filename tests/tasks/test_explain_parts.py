@@ -148,7 +148,7 @@ def test_a_head_is_what_the_score_loses_without_its_term(name: str) -> None:
     clip = tiny_clip()
     size = clip.config.embed_dim
     # a correction that changes nothing: with any, learned projections read nothing but the feature
-    clip = clip.corrected(Correction(torch.eye(size), torch.zeros(size)))
+    clip = clip.with_correction(Correction(torch.eye(size), torch.zeros(size)))
     method, pixels = method_of(name, clip), images()
     mode = "fused" if "fused" in method.modes else method.modes[0]
     parts = trace(method, pixels, mode).parts(each_class(method))
@@ -158,7 +158,7 @@ def test_a_head_is_what_the_score_loses_without_its_term(name: str) -> None:
     )
     texts = texts.detach()
     for layer, head in ((6, 0), (5, 3), (5, 1)):
-        other = clip.corrected(Correction(torch.eye(size), torch.zeros(size), ((layer, head),)))
+        other = clip.with_correction(Correction(torch.eye(size), torch.zeros(size), ((layer, head),)))
         lost = whole - features_of(method.bind(other), pixels)  # [B, V, E]
         expected = clip.logit_scale * torch.einsum(
             "v,bve,ce->cb", weights_of(method).to(lost), lost / whole.norm(dim=-1, keepdim=True), texts
@@ -282,7 +282,7 @@ def test_a_removal_is_a_part_and_heads_left_out_say_nothing(name: str, kind: str
     bias = torch.randn(size, generator=generator) / 4
     heads = ((6, 1), (5, 0)) if kind == "heads" else ()
     matrix = torch.eye(size) + (0.0 if heads else 0.1) * torch.randn(size, size, generator=generator)
-    method = method_of(name, clip.corrected(Correction(matrix, bias, heads)))
+    method = method_of(name, clip.with_correction(Correction(matrix, bias, heads)))
     pixels = images()
     mode = method.modes[0]
     parts = trace(method, pixels, mode).parts(each_class(method), patches=True)
@@ -306,12 +306,12 @@ def test_without_heads_is_the_answer_of_features_with_their_mean(name: str) -> N
     chosen = ((6, 1), (5, 2))
     found = trace(method, pixels, mode)
     size = clip.config.embed_dim
-    left = clip.corrected(Correction(torch.eye(size), torch.zeros(size), chosen))
+    left = clip.with_correction(Correction(torch.eye(size), torch.zeros(size), chosen))
     if name in ("zeroshot", "linear-probe"):
         lost = clip.encode_image(pixels) - left.encode_image(pixels)
     else:
         lost = features_of(method, pixels)[:, 0] - features_of(method.bind(left), pixels)[:, 0]
-    back = clip.corrected(Correction(torch.eye(size), lost.mean(0).float(), chosen))
+    back = clip.with_correction(Correction(torch.eye(size), lost.mean(0).float(), chosen))
     expected = method.bind(back).logits(pixels, mode)
     torch.testing.assert_close(
         found.without(chosen, means_of([found])),

@@ -53,9 +53,7 @@ OPENCLIP_CONFIG = "open_clip_config.json"
 OPENCLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 _MAX_CONFIG_BYTES = 16 * 1024 * 1024
-_TEXT = frozenset(
-    b"\t\n\r" + bytes(range(32, 127))
-)  # neither a zip nor a pickle that PyTorch writes begins with these
+_TEXT_BYTES = frozenset(b"\t\n\r" + bytes(range(32, 127)))  # no zip and no pickle of PyTorch begins with them
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
@@ -92,14 +90,14 @@ def read_checkpoint(path: Path, activation: str | None = None) -> Checkpoint:
 
 def _read_folder(folder: Path, activation: str | None) -> Checkpoint:
     """Hugging Face's layout if it is complete, else OpenCLIP's; hub repositories often contain both."""
-    weights = _first(folder, HF_WEIGHTS)
+    weights = _first_file(folder, HF_WEIGHTS)
     if weights is not None and (folder / HF_CONFIG).is_file():
-        raw = _config(folder / HF_CONFIG)
-        if _first(folder, OPENCLIP_WEIGHTS) is None or (isinstance(raw, dict) and "model_type" in raw):
-            return _huggingface(_weights(weights).tensors, folder, weights)
-    weights = _first(folder, OPENCLIP_WEIGHTS)
+        raw = _read_config(folder / HF_CONFIG)
+        if _first_file(folder, OPENCLIP_WEIGHTS) is None or (isinstance(raw, dict) and "model_type" in raw):
+            return _huggingface_checkpoint(_read_weights(weights).tensors, folder, weights)
+    weights = _first_file(folder, OPENCLIP_WEIGHTS)
     if weights is not None and (folder / OPENCLIP_CONFIG).is_file():
-        return _openclip(_weights(weights).tensors, folder / OPENCLIP_CONFIG, weights)
+        return _openclip_checkpoint(_read_weights(weights).tensors, folder / OPENCLIP_CONFIG, weights)
     bare = sorted(folder.glob("*.pt"))
     if len(bare) == 1:
         return _read_file(bare[0], activation)
@@ -109,27 +107,29 @@ def _read_folder(folder: Path, activation: str | None) -> Checkpoint:
     )
 
 
-def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
+def _first_file(folder: Path, names: tuple[str, ...]) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def _config(path: Path) -> Any:
+def _read_config(path: Path) -> Any:
     return read_json(path, what="model configuration", max_bytes=_MAX_CONFIG_BYTES)
 
 
-def _huggingface(tensors: dict[str, Tensor], folder: Path, weights: Path) -> Checkpoint:
+def _huggingface_checkpoint(tensors: dict[str, Tensor], folder: Path, weights: Path) -> Checkpoint:
     images = folder / HF_IMAGES
     config = from_huggingface(
-        _config(folder / HF_CONFIG), _config(images) if images.is_file() else None, str(folder / HF_CONFIG)
+        _read_config(folder / HF_CONFIG),
+        _read_config(images) if images.is_file() else None,
+        str(folder / HF_CONFIG),
     )
-    short = TOKEN_ROWS in tensors and tensors.get(TOKEN_TABLE, torch.empty(())).dim() == 2
-    rows = len(tensors[TOKEN_TABLE]) if short else None
+    shortened = TOKEN_ROWS in tensors and tensors.get(TOKEN_TABLE, torch.empty(())).dim() == 2
+    rows = len(tensors[TOKEN_TABLE]) if shortened else None
     _check_depth(config, tensors, folder / HF_CONFIG)
     state = convert(tensors, huggingface_table(config, rows), str(weights))
-    return Checkpoint(config, state, "huggingface", _tokenizer(folder, config))
+    return Checkpoint(config, state, "huggingface", _tokenizer_of(folder, config))
 
 
-def _tokenizer(folder: Path, config: ClipConfig) -> Tokenizer | None:
+def _tokenizer_of(folder: Path, config: ClipConfig) -> Tokenizer | None:
     """CLIP's tokenizer, or the one next to the weights."""
     return tokenize if config.text.clean == "clip" else find_tokenizer(folder, config.text)
 
@@ -143,12 +143,12 @@ def _check_depth(config: ClipConfig, tensors: Mapping[str, Tensor], source: Path
         )
 
 
-def _openclip(tensors: dict[str, Tensor], config_path: Path, weights: Path) -> Checkpoint:
-    config = from_openclip(_config(config_path), str(config_path))
+def _openclip_checkpoint(tensors: dict[str, Tensor], config_path: Path, weights: Path) -> Checkpoint:
+    config = from_openclip(_read_config(config_path), str(config_path))
     _check_depth(config, tensors, config_path)
     table = timm_table if is_timm(tensors) else openai_table
     state = convert(tensors, table(config, text_prefix(tensors)), str(weights))
-    return Checkpoint(config, state, "openclip", _tokenizer(config_path.parent, config))
+    return Checkpoint(config, state, "openclip", _tokenizer_of(config_path.parent, config))
 
 
 def _read_file(path: Path, activation: str | None) -> Checkpoint:
@@ -157,18 +157,18 @@ def _read_file(path: Path, activation: str | None) -> Checkpoint:
         raise CheckpointError(f"{path}: no such checkpoint file or folder")
     if is_archive(path):
         archive = read_archive(path)
-        return _bare(archive.tensors, archive.activation, path, "torchscript")
-    weights = _weights(path)
+        return _bare_checkpoint(archive.tensors, archive.activation, path, "torchscript")
+    weights = _read_weights(path)
     tensors = weights.tensors
     if is_huggingface(tensors):
         if not (path.parent / HF_CONFIG).is_file():
             raise CheckpointError(
                 f"{path}: holds Hugging Face's tensors, which need their {HF_CONFIG} next to them"
             )
-        return _huggingface(tensors, path.parent, path)
+        return _huggingface_checkpoint(tensors, path.parent, path)
     activation_unknown = weights.activation_unknown or path.name in OPENCLIP_WEIGHTS
     if activation_unknown and (path.parent / OPENCLIP_CONFIG).is_file():
-        return _openclip(tensors, path.parent / OPENCLIP_CONFIG, path)
+        return _openclip_checkpoint(tensors, path.parent / OPENCLIP_CONFIG, path)
     if is_timm(tensors):
         raise CheckpointError(
             f"{path}: holds OpenCLIP's tensors, which need their {OPENCLIP_CONFIG} next to them"
@@ -184,10 +184,10 @@ def _read_file(path: Path, activation: str | None) -> Checkpoint:
             f"{path}: does not store its activation; put its {OPENCLIP_CONFIG} next to it, or pass "
             "activation='gelu' or activation='quick_gelu'"
         )
-    return _bare(tensors, activation, path, "openai")
+    return _bare_checkpoint(tensors, activation, path, "openai")
 
 
-def _bare(tensors: dict[str, Tensor], activation: str, path: Path, layout: str) -> Checkpoint:
+def _bare_checkpoint(tensors: dict[str, Tensor], activation: str, path: Path, layout: str) -> Checkpoint:
     config = from_shapes(tensors, activation, str(path))
     return Checkpoint(config, convert(tensors, openai_table(config), str(path)), layout)
 
@@ -200,29 +200,29 @@ class _Weights:
     activation_unknown: bool
 
 
-def _weights(path: Path) -> _Weights:
+def _read_weights(path: Path) -> _Weights:
     """Named tensors of a weight file, or of all files that an index names."""
     if path.name.endswith(".index.json"):
-        return _Weights(_sharded(path), activation_unknown=True)
+        return _Weights(_read_shards(path), activation_unknown=True)
     with path.open("rb") as file:
         start = file.read(9)
     if path.suffix == ".safetensors" or start[8:9] == b"{":
         return _Weights(read_safetensors(path, what="safetensors checkpoint")[0], activation_unknown=True)
-    if start and all(byte in _TEXT for byte in start):
+    if start and all(byte in _TEXT_BYTES for byte in start):
         raise CheckpointError(
             f"{path}: is a text file, not a checkpoint; download it again (safetensors is best)"
         )
-    return _pickled(path)
+    return _read_pickle(path)
 
 
-def _sharded(index: Path) -> dict[str, Tensor]:
+def _read_shards(index: Path) -> dict[str, Tensor]:
     """All tensors that an index names."""
     tensors: dict[str, Tensor] = {}
     for name in shards(index):
         if not (index.parent / name).is_file():
             raise CheckpointError(f"{index}: the file {name} is missing next to it")
-        tensors.update(_weights(index.parent / name).tensors)
-    missing = [name for name in _weight_map(index) if name not in tensors]
+        tensors.update(_read_weights(index.parent / name).tensors)
+    missing = [name for name in _read_weight_map(index) if name not in tensors]
     if missing:
         raise CheckpointError(f"{index}: its files lack the tensors {abbreviate(missing)}")
     return tensors
@@ -230,22 +230,22 @@ def _sharded(index: Path) -> dict[str, Tensor]:
 
 def shards(index: Path) -> list[str]:
     """The weight files that an index names; all must be in its folder."""
-    names = sorted({str(file) for file in _weight_map(index).values()})
+    names = sorted({str(file) for file in _read_weight_map(index).values()})
     for name in names:
         if not _PLAIN_NAME.fullmatch(name) or name.endswith(".json"):
             raise CheckpointError(f"{index}: names the file {name[:80]!r}, which is not in its folder")
     return names
 
 
-def _weight_map(index: Path) -> dict[str, Any]:
-    raw = _config(index)
+def _read_weight_map(index: Path) -> dict[str, Any]:
+    raw = _read_config(index)
     weight_map = raw.get("weight_map") if isinstance(raw, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: has no weight_map")
     return weight_map
 
 
-def _pickled(path: Path) -> _Weights:
+def _read_pickle(path: Path) -> _Weights:
     """A state dict written by `torch.save`, read with `weights_only`: anything but tensors is refused."""
     if zipfile.is_zipfile(path):
         check_zip(path)

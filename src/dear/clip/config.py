@@ -217,7 +217,7 @@ class ClipConfig(Checked):
         return tuple(_NAMED)
 
 
-def _plain(vision: tuple[int, int, int, int, int], text: tuple[int, int, int], embed_dim: int) -> ClipConfig:
+def _openai(vision: tuple[int, int, int, int, int], text: tuple[int, int, int], embed_dim: int) -> ClipConfig:
     """A CLIP of OpenAI's architecture: (width, layers, heads, patch, image), (width, layers, heads), E."""
     width, layers, heads, patch, image = vision
     mlp = int(width * 4.9231) if width == 1664 else 0  # only bigG has another ratio
@@ -228,14 +228,14 @@ def _plain(vision: tuple[int, int, int, int, int], text: tuple[int, int, int], e
 def _siglip(vision: tuple[int, int, int, int, int], mlp: int = 0, vocab: int = 32_000) -> ClipConfig:
     """A SigLIP: (width, layers, heads, patch, image); both towers have one size."""
     width, layers, heads, patch, image = vision
-    usual: dict[str, Any] = {"width": width, "layers": layers, "heads": heads, "mlp": mlp}
-    usual |= {"activation": "gelu_tanh", "eps": 1e-6}
+    shared: dict[str, Any] = {"width": width, "layers": layers, "heads": heads, "mlp": mlp}
+    shared |= {"activation": "gelu_tanh", "eps": 1e-6}
     tower = VisionConfig(
-        **usual, patch_size=patch, image_size=image, class_token=False, patch_bias=True,
+        **shared, patch_size=patch, image_size=image, class_token=False, patch_bias=True,
         pre_norm=False, pool="attention", projection=False,
     )  # fmt: skip
     text = TextConfig(
-        **usual, context=64, vocab=vocab, causal=False, pool="last", end=1, begins=False,
+        **shared, context=64, vocab=vocab, causal=False, pool="last", end=1, begins=False,
         clean="punctuation" if vocab < 100_000 else "lower", projection_bias=True,
     )  # fmt: skip
     half = (0.5, 0.5, 0.5)
@@ -255,12 +255,12 @@ def _perception(vision: tuple[int, int, int, int, int]) -> ClipConfig:
 
 
 _NAMED: dict[str, ClipConfig] = {
-    "ViT-B-32": _plain((768, 12, 12, 32, 224), (512, 12, 8), 512),
-    "ViT-B-16": _plain((768, 12, 12, 16, 224), (512, 12, 8), 512),
-    "ViT-L-14": _plain((1024, 24, 16, 14, 224), (768, 12, 12), 768),
-    "ViT-L-14-336": _plain((1024, 24, 16, 14, 336), (768, 12, 12), 768),
-    "ViT-H-14": _plain((1280, 32, 16, 14, 224), (1024, 24, 16), 1024),
-    "ViT-bigG-14": _plain((1664, 48, 16, 14, 224), (1280, 32, 20), 1280),
+    "ViT-B-32": _openai((768, 12, 12, 32, 224), (512, 12, 8), 512),
+    "ViT-B-16": _openai((768, 12, 12, 16, 224), (512, 12, 8), 512),
+    "ViT-L-14": _openai((1024, 24, 16, 14, 224), (768, 12, 12), 768),
+    "ViT-L-14-336": _openai((1024, 24, 16, 14, 336), (768, 12, 12), 768),
+    "ViT-H-14": _openai((1280, 32, 16, 14, 224), (1024, 24, 16), 1024),
+    "ViT-bigG-14": _openai((1664, 48, 16, 14, 224), (1280, 32, 20), 1280),
     "ViT-B-16-SigLIP": _siglip((768, 12, 12, 16, 224)),
     "ViT-L-16-SigLIP-256": _siglip((1024, 24, 16, 16, 256)),
     "ViT-SO400M-14-SigLIP-384": _siglip((1152, 27, 16, 14, 384), mlp=4304),

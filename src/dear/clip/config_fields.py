@@ -32,33 +32,34 @@ class Fields(dict[str, Any]):
         """An integer."""
         value = self.get(key)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise CheckpointError(f"{self.source}: {key} = {value!r} must be an integer")
+            raise CheckpointError(f"{self.source}: {key} must be an integer, got {value!r}")
         return value
 
     def real(self, key: str) -> float:
         """A positive number."""
         value = self.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e4:
-            raise CheckpointError(f"{self.source}: {key} = {value!r} must be a positive number")
+            raise CheckpointError(f"{self.source}: {key} must be above 0 and below 10,000, got {value!r}")
         return float(value)
 
     def flag(self, key: str) -> bool:
         """A boolean; false if it is missing."""
         value = self.get(key, False)
-        self.need(isinstance(value, bool), f"{key} = {value!r} instead of true or false")
-        return bool(value)
+        if not isinstance(value, bool):
+            raise CheckpointError(f"{self.source}: {key} must be true or false, got {value!r}")
+        return value
 
     def side(self, key: str) -> int:
-        """An image's or patch's side; a pair must be square."""
+        """The side of an image or a patch: an integer, or a list of two equal ones."""
         value = self.get(key)
         if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
             value = value[0]
         return Fields({key: value}, self.source).integer(key)
 
-    def need(self, condition: bool, fault: str) -> None:
+    def require(self, condition: bool, setting: str) -> None:
         """Refuse an unsupported setting."""
         if not condition:
-            raise CheckpointError(f"{self.source}: {fault} is not supported")
+            raise CheckpointError(f"{self.source}: {setting} is not supported")
 
 
 def build_config(
@@ -78,4 +79,4 @@ def _color(value: Any, name: str) -> tuple[float, float, float]:
         r, g, b = value
         if all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < 1e6 for v in value):
             return float(r), float(g), float(b)
-    raise CheckpointError(f"the images' {name} must be three numbers, got {value!r}")
+    raise CheckpointError(f"{name} of the images must be three numbers, got {value!r}")

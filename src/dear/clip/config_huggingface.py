@@ -43,7 +43,7 @@ SIGLIP_VISION: dict[str, Any] = {
     "class_token": False, "patch_bias": True, "pre_norm": False, "pool": "attention", "projection": False,
 }  # fmt: skip
 """Settings of the image tower of every SigLIP."""
-KNOWN = ("clip", "metaclip_2", "siglip")  #: values of model_type that can be loaded
+MODEL_TYPES = ("clip", "metaclip_2", "siglip")  #: values of model_type that can be loaded
 
 
 def from_huggingface(raw: Any, preprocessor: Any, source: str) -> ClipConfig:
@@ -52,14 +52,14 @@ def from_huggingface(raw: Any, preprocessor: Any, source: str) -> ClipConfig:
     kind = str(top.get("model_type", "clip"))
     if kind in _REFUSED:
         raise CheckpointError(f"{source}: a model of type {kind!r} {_REFUSED[kind]}")
-    if kind not in KNOWN:
+    if kind not in MODEL_TYPES:
         raise CheckpointError(
-            f"{source}: describes a model of type {kind[:80]!r}; only {', '.join(KNOWN)} can be loaded"
+            f"{source}: model_type must be one of {', '.join(MODEL_TYPES)}, got {kind[:80]!r}"
         )
     siglip = kind == "siglip"
     vision = _tower(top, "vision", _SIGLIP_VISION if siglip else _VISION)
     text = _tower(top, "text", _SIGLIP_TEXT if siglip else _TEXT)
-    vision.need(vision["num_channels"] == 3, f"images of {vision['num_channels']!r} channels, not 3")
+    vision.require(vision["num_channels"] == 3, f"num_channels = {vision['num_channels']!r} (only 3)")
     parts = _siglip_parts(vision, text) if siglip else _clip_parts(top, text, kind)
     sizes = {key: vision.side(key) for key in ("image_size", "patch_size")}
     words = {"context": text.integer("max_position_embeddings"), "vocab": text.integer("vocab_size")}
@@ -79,14 +79,14 @@ def _clip_parts(top: Fields, text: Fields, kind: str) -> dict[str, Any]:
         words = {"pool": "end", "end": text.integer("eos_token_id"), "clean": "none"}
     else:
         # Older files contain 2 for the largest id, which is CLIP's end token.
-        text.need(end in (2, vocab - 1, 49407), f"texts that end with token {end!r}")
+        text.require(end in (2, vocab - 1, 49407), f"eos_token_id = {end!r}")
     embed_dim = top.with_defaults({"projection_dim": 512}).integer("projection_dim")
     return {"vision": {}, "text": words, "embed_dim": embed_dim}
 
 
 def _siglip_parts(vision: Fields, text: Fields) -> dict[str, Any]:
     """Settings of SigLIP."""
-    vision.need(vision.get("vision_use_head", True) is True, "a SigLIP without its pooling head")
+    vision.require(vision.get("vision_use_head", True) is True, "a SigLIP without its pooling head")
     clean = "lower" if text.integer("vocab_size") > _GEMMA_VOCAB else "punctuation"
     return {
         "vision": SIGLIP_VISION,
@@ -117,8 +117,7 @@ def _sizes(tower: Fields) -> dict[str, Any]:
     activation = _ACTIVATIONS.get(name) if isinstance(name, str) else None
     if activation is None:
         raise CheckpointError(
-            f"{tower.source}: hidden_act = {str(name)[:80]!r} is not known; known are "
-            f"{', '.join(_ACTIVATIONS)}"
+            f"{tower.source}: hidden_act must be one of {', '.join(_ACTIVATIONS)}, got {str(name)[:80]!r}"
         )
     return {
         "width": tower.integer("hidden_size"),
@@ -134,17 +133,17 @@ def _images(preprocessor: Any, size: int, siglip: bool, source: str) -> dict[str
     """How images are prepared: preprocessor_config.json, or what the family does without one."""
     fields = Fields({} if preprocessor is None else preprocessor, source)
     for key in ("do_normalize", "do_rescale", "do_resize"):
-        fields.need(fields.get(key, True) is True, f"images with {key} = {fields.get(key)!r}")
+        fields.require(fields.get(key, True) is True, f"{key} = {fields.get(key)!r}")
     factor = fields.get("rescale_factor", 1 / 255)
     fits = isinstance(factor, float) and math.isclose(factor, 1 / 255, rel_tol=1e-6)
-    fields.need(fits, f"rescale_factor = {factor!r} (only 1/255)")
+    fields.require(fits, f"rescale_factor = {factor!r} (only 1/255)")
     sizes = fields.get("size", {"height": size, "width": size} if siglip else size)
     squash = isinstance(sizes, dict) and "height" in sizes
     sides = list(sizes.values()) if isinstance(sizes, dict) else [sizes]
     fits = bool(sides) and all(side == size for side in sides)
-    fields.need(fits, f"images resized to {sizes!r} for a model of {size} pixels")
+    fields.require(fits, f"size = {sizes!r} with image_size = {size}")
     resample = fields.get("resample", 3)
-    fields.need(resample in (2, 3), f"resample = {resample!r} (only 3, bicubic, and 2, bilinear)")
+    fields.require(resample in (2, 3), f"resample = {resample!r} (only 3, bicubic, and 2, bilinear)")
     return {
         "mean": fields.get("image_mean", _HALF if siglip else CLIP_MEAN),
         "std": fields.get("image_std", _HALF if siglip else CLIP_STD),

@@ -22,7 +22,7 @@ _IGNORED = {  # used in training or for intermediate outputs only
     *("timm_model_pretrained", "timm_drop", "timm_drop_path", "attn_pooler_queries", "attn_pooler_heads"),
     *("pad_id", "eos_id", "hf_tokenizer_name", "tokenizer_kwargs"),
 }
-_USUAL = {"pos_embed_type": ("learnable",), "proj_type": ("linear",), "pool_type": ("tok",)}
+_ACCEPTED = {"pos_embed_type": ("learnable",), "proj_type": ("linear",), "pool_type": ("tok",)}
 _TEXT_POOLS = {"argmax": "largest", "eos": "end", "last": "last"}
 _CLEANINGS = ("canonicalize", "lower", "whitespace")
 
@@ -43,7 +43,7 @@ _CLIP_SIZES = {"base": (768, 12, 12, 3072), "large": (1024, 24, 16, 4096), "huge
 _SIGLIP = re.compile(r"vit_(base|large|so400m|giantopt)_patch(\d+)_siglip_\d+")
 _PERCEPTION = re.compile(r"vit_pe_core_(tiny|small|base|large)_patch(\d+)_\d+")
 _CLIP = re.compile(r"vit_(base|large|huge)_patch(\d+)_clip_(quickgelu_)?\d+")
-_INSTEAD = "use a vision transformer, such as ViT-B-16 of DataComp or SigLIP 2"
+_REMEDY = "use a vision transformer, such as ViT-B-16 of DataComp or SigLIP 2"
 _WITHOUT_HEADS = ("convnext", "resnet", "fastvit", "mobile", "efficient", "mci", "vitamin", "swin", "naflex")
 
 
@@ -52,9 +52,8 @@ def from_openclip(raw: Any, source: str) -> ClipConfig:
     top = Fields(raw, source)
     model = Fields(top.get("model_cfg"), source)
     vision, text = Fields(model.get("vision_cfg"), source), Fields(model.get("text_cfg"), source)
-    model.need("embed_dim" in model, "no model_cfg.embed_dim")
     known = {"embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "cast_dtype", "init_logit_scale"}
-    _plain(model, known | {"custom_text", "init_logit_bias"}, "model_cfg")
+    _check_options(model, known | {"custom_text", "init_logit_bias"}, "model_cfg")
     activation = "quick_gelu" if model.flag("quick_gelu") else "gelu"
     timm = vision.get("timm_model_name") is not None
     return build_config(
@@ -72,12 +71,12 @@ def from_openclip(raw: Any, source: str) -> ClipConfig:
 def _openclip_vision(section: Fields, activation: str) -> dict[str, Any]:
     """OpenCLIP's vision transformer."""
     if isinstance(section.get("layers"), list):
-        raise CheckpointError(f"{section.source}: a ResNet has no attention heads; {_INSTEAD}")
-    _plain(section, set(_VISION), "vision_cfg")
+        raise CheckpointError(f"{section.source}: a ResNet has no attention heads; {_REMEDY}")
+    _check_options(section, set(_VISION), "vision_cfg")
     vision = section.with_defaults(_VISION)
     width, head_width = vision.integer("width"), vision.integer("head_width")
     fits = head_width > 0 and width % head_width == 0
-    vision.need(fits, f"a width of {width} that heads of {head_width} do not divide")
+    vision.require(fits, f"a width of {width} that heads of {head_width} do not divide")
     return {
         "width": width,
         "layers": vision.integer("layers"),
@@ -92,30 +91,30 @@ def _openclip_vision(section: Fields, activation: str) -> dict[str, Any]:
 def _timm_vision(vision: Fields) -> dict[str, Any]:
     """A vision transformer of timm by its name."""
     name = vision["timm_model_name"]
-    vision.need(isinstance(name, str), f"timm_model_name = {name!r}")
+    vision.require(isinstance(name, str), f"timm_model_name = {name!r}")
     pool, proj = vision.get("timm_pool"), vision.get("timm_proj")
-    _plain(vision, {"timm_model_name", "timm_pool", "timm_proj", "image_size"}, "vision_cfg")
+    _check_options(vision, {"timm_model_name", "timm_pool", "timm_proj", "image_size"}, "vision_cfg")
     size = {"image_size": vision.with_defaults({"image_size": 224}).side("image_size")}
     if match := _SIGLIP.fullmatch(name):
-        vision.need((pool, proj) == ("map", "none"), f"{name} with pool {pool!r} and projection {proj!r}")
+        vision.require((pool, proj) == ("map", "none"), f"{name} with pool {pool!r} and projection {proj!r}")
         tanh = (match[1] in ("so400m", "giantopt") and match[2] == "16") or match[2] == "32"
         sizes = _sizes(_SIGLIP_SIZES, match, "gelu_tanh" if tanh else "gelu")
         return {**sizes, **size, "eps": 1e-6, **SIGLIP_VISION}
-    vision.need(proj in (None, ""), f"{name} with the projection {proj!r}")
+    vision.require(proj in (None, ""), f"{name} with the projection {proj!r}")
     if match := _PERCEPTION.fullmatch(name):
-        vision.need(pool == "map", f"{name} with the pooling {pool!r}")
+        vision.require(pool == "map", f"{name} with the pooling {pool!r}")
         parts = {"rotary": True, "pool": "attention", "pool_heads": 8, "projection_bias": True}
         return {**_sizes(_PERCEPTION_SIZES, match, "gelu"), **size, **parts}
     if match := _CLIP.fullmatch(name):
-        vision.need(pool == "token", f"{name} with the pooling {pool!r}")
+        vision.require(pool == "token", f"{name} with the pooling {pool!r}")
         activation = "quick_gelu" if match[3] else "gelu"
         return {**_sizes(_CLIP_SIZES, match, activation), **size, "projection_bias": True}
     if any(word in name for word in _WITHOUT_HEADS):
         raise CheckpointError(
             f"{vision.source}: the image tower {name[:80]} is not a plain transformer with attention heads; "
-            f"{_INSTEAD}"
+            f"{_REMEDY}"
         )
-    raise CheckpointError(f"{vision.source}: the image tower {name[:80]!r} is not known; {_INSTEAD}")
+    raise CheckpointError(f"{vision.source}: the image tower {name[:80]!r} is not known; {_REMEDY}")
 
 
 def _sizes(
@@ -134,14 +133,14 @@ def _text(section: Fields, activation: str) -> dict[str, Any]:
             "MetaCLIP 2 or SigLIP 2 for other languages"
         )
     optional = {"no_causal_mask", "proj_bias", "pool_type", "norm_kwargs", "act_kwargs"}
-    _plain(section, set(_TEXT) | optional, "text_cfg")
+    _check_options(section, set(_TEXT) | optional, "text_cfg")
     text = section.with_defaults(_TEXT)
     pool = text.get("pool_type", "argmax")
-    text.need(pool in tuple(_TEXT_POOLS), f"text_cfg.pool_type = {pool!r}")
+    text.require(pool in tuple(_TEXT_POOLS), f"text_cfg.pool_type = {pool!r}")
     norm, act = text.section("norm_kwargs"), text.section("act_kwargs")
-    text.need(set(norm) <= {"eps"} and set(act) <= {"approximate"}, f"text parts {norm | act}")
+    text.require(set(norm) <= {"eps"} and set(act) <= {"approximate"}, f"text_cfg: {norm | act}")
     if act.get("approximate", "none") == "tanh":
-        text.need(activation == "gelu", "a tanh approximation of QuickGELU")
+        text.require(activation == "gelu", "a tanh approximation of QuickGELU")
         activation = "gelu_tanh"
     width, ends = text.integer("width"), dict[str, Any]()
     if pool == "last":
@@ -169,12 +168,12 @@ def _cleaning(text: Fields, pool: str) -> str:
     """How texts are cleaned for the tokenizer."""
     name = text.get("hf_tokenizer_name")
     if not name:
-        text.need(pool == "argmax", f"the text pooling {pool!r} without a tokenizer")
+        text.require(pool == "argmax", f"the text pooling {pool!r} without a tokenizer")
         return "clip"
-    text.need(pool != "argmax", f"the tokenizer {str(name)[:80]!r} with CLIP's text pooling")
+    text.require(pool != "argmax", f"the tokenizer {str(name)[:80]!r} with CLIP's text pooling")
     options = text.section("tokenizer_kwargs")
     clean = options.get("clean", "whitespace")
-    text.need(set(options) <= {"clean"} and clean in _CLEANINGS, f"tokenizer_kwargs = {dict(options)}")
+    text.require(set(options) <= {"clean"} and clean in _CLEANINGS, f"tokenizer_kwargs = {dict(options)}")
     return str(clean)
 
 
@@ -186,7 +185,7 @@ def _images(images: Fields) -> dict[str, Any]:
         ("resize_mode", resize, ("shortest", "squash")),
         ("interpolation", interpolation, ("bicubic", "bilinear")),
     ):
-        images.need(value in known, f"preprocess_cfg.{name} = {value!r}")
+        images.require(value in known, f"preprocess_cfg.{name} = {value!r}")
     return {
         "mean": images.get("mean") or CLIP_MEAN,
         "std": images.get("std") or CLIP_STD,
@@ -195,11 +194,11 @@ def _images(images: Fields) -> dict[str, Any]:
     }
 
 
-def _plain(section: Fields, known: set[str], name: str) -> None:
-    """Refuse unknown options that change the towers; they are accepted only if they are off."""
+def _check_options(section: Fields, known: set[str], name: str) -> None:
+    """Refuse options that change the towers and are not known, unless they are off."""
     for key, value in section.items():
         off = value is None or value is False or value == 0 or value in ({}, [], "")
-        if key in known or key in _IGNORED or off or value in _USUAL.get(key, ()):
+        if key in known or key in _IGNORED or off or value in _ACCEPTED.get(key, ()):
             continue
         raise CheckpointError(
             f"{section.source}: {name}.{key} = {value!r} is not supported; only plain vision transformers "

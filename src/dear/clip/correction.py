@@ -52,7 +52,7 @@ class Correction:
         return hash(self.digest)
 
     @property
-    def described(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Plain values that identify the correction, without its tensors."""
         return {"note": self.note, "heads": [list(head) for head in self.heads], "digest": self.digest}
 
@@ -63,7 +63,9 @@ class Correction:
 
 
 @torch.no_grad()
-def folded(proj: Tensor, weight: Tensor, bias: Tensor, correction: Correction) -> tuple[Tensor, Tensor]:
+def fold_correction(
+    proj: Tensor, weight: Tensor, bias: Tensor, correction: Correction
+) -> tuple[Tensor, Tensor]:
     """Projection [D, E] and norm bias [D] with which a plain CLIP computes the corrected features.
 
     A plain CLIP has no bias after its projection. But the rows `y = n w + c` of the final norm satisfy one

@@ -51,9 +51,9 @@ def load(
     if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise UsageError(f"dtype must be float32, float64, bfloat16 or float16, got {dtype}")
     name, path = locate(source)
-    before = stamp(path)
+    checkpoint_stamp = stamp(path)
     clip = build(read_checkpoint(path, activation), name, device, dtype)
-    clip.checkpoint_stamp = before
+    clip.checkpoint_stamp = checkpoint_stamp
     if not path.is_relative_to(EMBEDDED) and os.path.exists(Path(os.fspath(source)).expanduser()):
         clip.source = os.path.abspath(path)
     return clip
@@ -69,11 +69,11 @@ def locate(source: str | os.PathLike[str]) -> tuple[str, Path]:
         return path.name or text, path
     if isinstance(source, str) and hub.is_hub_name(text):
         return text, hub.fetch(text)
-    near = close_name(text, list_backbones())
-    remedy = f"did you mean {near!r}?" if near else "list_backbones() returns the known names"
+    suggestion = close_name(text, list_backbones())
+    remedy = f"did you mean {suggestion!r}?" if suggestion else "list_backbones() returns the known names"
     raise CheckpointError(
         f"{text[:200]!r} is not a backbone: no such file, folder or name; {remedy}",
-        hint=None if near else "backbones",
+        hint=None if suggestion else "backbones",
     )
 
 

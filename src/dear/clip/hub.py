@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dear.clip.checkpoint import HF_CONFIG, HF_IMAGES, HF_WEIGHTS, OPENCLIP_CONFIG, OPENCLIP_WEIGHTS, shards
-from dear.clip.config_huggingface import KNOWN
-from dear.clip.tokenizer_file import FILES as TOKENIZER
+from dear.clip.config_huggingface import MODEL_TYPES
+from dear.clip.tokenizer_file import FILES as TOKENIZER_FILES
 from dear.errors import CheckpointError, DearError, reason_of
 from dear.utils import digest
 from dear.utils.files import read_json
@@ -46,7 +46,7 @@ def fetch(name: str, cache_dir: str | Path | None = None, endpoint: str | None =
     download = partial(
         snapshot_download, repository, revision=revision or None, cache_dir=cache_dir, endpoint=endpoint
     )
-    folder = _cached(repository, revision, cache_dir)
+    folder = _find_cached(repository, revision, cache_dir)
     if folder is not None:
         with contextlib.suppress(DearError):  # an incomplete folder is downloaded again
             present = {path.name for path in folder.iterdir() if path.exists()}
@@ -57,21 +57,21 @@ def fetch(name: str, cache_dir: str | Path | None = None, endpoint: str | None =
             f"{name} is not in the cache and HF_HUB_OFFLINE is set; unset it once to download, or download "
             "the model elsewhere and pass its folder"
         )
-    with _named_errors(name):
-        commit, files = _list(repository, revision, endpoint)
+    with _translate_errors(name):
+        commit, files = _list_files(repository, revision, endpoint)
         folder = Path(download(allow_patterns=list(_CONFIG_FILES)))
         for file in {*_CONFIG_FILES} & {*files}:
-            _check(name, folder / file)
+            _check_file(name, folder / file)
         needed = list(_model_files(name, files, folder))
         folder = Path(download(allow_patterns=needed))
     if folder.name != commit:
         raise CheckpointError(f"{name}: the repository changed during the download; try again")
     for file in needed:
-        _check(name, folder / file)
+        _check_file(name, folder / file)
     return folder
 
 
-def _cached(repository: str, revision: str, cache_dir: str | Path | None) -> Path | None:
+def _find_cached(repository: str, revision: str, cache_dir: str | Path | None) -> Path | None:
     """The folder of a revision in the cache, complete or not."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -93,7 +93,7 @@ def _model_files(name: str, available: Iterable[str], folder: Path) -> Iterator[
     if HF_CONFIG in names and weights is not None:
         raw = read_json(folder / HF_CONFIG, what="model configuration")
         kind = raw.get("model_type") if isinstance(raw, dict) else None
-    if kind in KNOWN and weights is not None:
+    if kind in MODEL_TYPES and weights is not None:
         yield HF_CONFIG
         yield from {HF_IMAGES} & names
         if kind != "clip":
@@ -114,12 +114,12 @@ def _model_files(name: str, available: Iterable[str], folder: Path) -> Iterator[
 
 def _tokenizer_files(names: set[str]) -> Iterator[str]:
     """The tokenizer's configuration, and tokenizer.json or else the sentencepiece model."""
-    complete, config, *pieces = TOKENIZER
+    complete, config, *pieces = TOKENIZER_FILES
     yield from {config} & names
     yield from ({complete} & names) or sorted(set(pieces) & names)
 
 
-def _list(repository: str, revision: str, endpoint: str | None) -> tuple[str, list[str]]:
+def _list_files(repository: str, revision: str, endpoint: str | None) -> tuple[str, list[str]]:
     """The commit of a revision, and the files of the repository at that commit."""
     from huggingface_hub import HfApi
 
@@ -130,7 +130,7 @@ def _list(repository: str, revision: str, endpoint: str | None) -> tuple[str, li
 
 
 @contextlib.contextmanager
-def _named_errors(name: str) -> Iterator[None]:
+def _translate_errors(name: str) -> Iterator[None]:
     """Convert errors of the hub's client to one sentence that names the model."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -155,7 +155,7 @@ def _named_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def _check(name: str, path: Path) -> None:
+def _check_file(name: str, path: Path) -> None:
     """Refuse and delete a file whose content does not match the hub's checksum.
 
     The cache names files by their checksum; on systems without symbolic links it is not stored.
@@ -165,8 +165,8 @@ def _check(name: str, path: Path) -> None:
     checksum = Path(os.readlink(path)).name if path.is_symlink() else ""
     if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", checksum):
         return
-    of_content = digest.of_file if len(checksum) == 64 else digest.of_git_blob
-    if of_content(path).hex() != checksum:
+    hash_file = digest.of_file if len(checksum) == 64 else digest.of_git_blob
+    if hash_file(path).hex() != checksum:
         for stored in {path, path.resolve()}:
             with contextlib.suppress(OSError):
                 stored.unlink()

@@ -25,8 +25,8 @@ def fingerprint(visual: nn.Module | Mapping[str, Tensor]) -> str:
     have the same hash.
 
     >>> import torch
-    >>> whole = {"proj": torch.tensor([[1.0, 0.5]])}
-    >>> fingerprint(whole) == fingerprint({"proj": whole["proj"].half()})
+    >>> state = {"proj": torch.tensor([[1.0, 0.5]])}
+    >>> fingerprint(state) == fingerprint({"proj": state["proj"].half()})
     True
     """
     state = visual.state_dict() if isinstance(visual, nn.Module) else visual
@@ -62,8 +62,8 @@ _MAX_ENTRIES = 100
 def stamp(path: Path) -> str:
     """Cheap cache key of a checkpoint: name, size, mtime, ctime and inode of each of its files."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    facts = [(file.name, file.stat()) for file in files if file.is_file()]
-    parts = [(name, f.st_size, f.st_mtime_ns, f.st_ctime_ns, f.st_ino) for name, f in facts]
+    stats = [(file.name, file.stat()) for file in files if file.is_file()]
+    parts = [(name, f.st_size, f.st_mtime_ns, f.st_ctime_ns, f.st_ino) for name, f in stats]
     return digest.of_json([_LAYOUT, os.path.abspath(path), parts]).hex()
 
 

@@ -93,11 +93,11 @@ def convert(tensors: Mapping[str, Tensor], table: Sequence[Entry], source: str) 
 
 
 def _check_rows(state: Mapping[str, Tensor], source: str) -> None:
-    """Every BPE id must point at an existing row."""
+    """Every BPE id must point to an existing row."""
     rows, count = state["text.rows"], len(state["text.tokens"])
     if int(rows.min()) < 0 or int(rows.max()) >= count:
         raise CheckpointError(
-            f"{source}: {TOKEN_ROWS} points at rows {int(rows.min())} to {int(rows.max())}, "
+            f"{source}: {TOKEN_ROWS} points to rows {int(rows.min())} to {int(rows.max())}, "
             f"but {TOKEN_TABLE} has {count}"
         )
 
@@ -227,7 +227,7 @@ def huggingface_table(config: ClipConfig, rows: int | None = None) -> tuple[Entr
     vision, text, E = config.vision, config.text, config.embed_dim
     positions = "text_model.embeddings.position_embedding.weight"
     table = [
-        *_scale(config),
+        *_scale_and_bias(config),
         Entry(TOKEN_TABLE, (text.vocab if rows is None else rows, text.width), ("text.tokens",)),
         Entry(positions, (text.context, text.width), ("text.positions",)),
         *_norm("text_model.final_layer_norm", "text.ln_final", text.width),
@@ -245,36 +245,41 @@ def huggingface_table(config: ClipConfig, rows: int | None = None) -> tuple[Entr
     return tuple(table)
 
 
-def openai_table(config: ClipConfig, text_at: str = "") -> tuple[Entry, ...]:
+def openai_table(config: ClipConfig, prefix: str = "") -> tuple[Entry, ...]:
     """OpenAI's state dict, which OpenCLIP and PE-Core share; OpenCLIP may put "text." before text names."""
     projection = Entry("visual.proj", (config.vision.width, config.embed_dim), ("visual.proj",))
-    return (*_scale(config), *_openai_text(config, text_at), *_image(config.vision, _OPENAI), projection)
+    return (
+        *_scale_and_bias(config),
+        *_openai_text(config, prefix),
+        *_image(config.vision, _OPENAI),
+        projection,
+    )
 
 
-def timm_table(config: ClipConfig, text_at: str = "text.") -> tuple[Entry, ...]:
+def timm_table(config: ClipConfig, prefix: str = "text.") -> tuple[Entry, ...]:
     """OpenCLIP's state dict around an image tower of timm."""
-    table = [*_scale(config), *_openai_text(config, text_at), *_image(config.vision, _TIMM)]
+    table = [*_scale_and_bias(config), *_openai_text(config, prefix), *_image(config.vision, _TIMM)]
     if config.vision.projection:
         table += _linear("visual.trunk.head", "visual.proj", (config.embed_dim, config.vision.width))
     return tuple(table)
 
 
-def _scale(config: ClipConfig) -> Iterator[Entry]:
+def _scale_and_bias(config: ClipConfig) -> Iterator[Entry]:
     yield Entry("logit_scale", (), ("log_scale",))
     if config.logit_bias:
         yield Entry("logit_bias", (), ("pair_bias",))
 
 
-def _openai_text(config: ClipConfig, at: str) -> Iterator[Entry]:
+def _openai_text(config: ClipConfig, prefix: str) -> Iterator[Entry]:
     text, E = config.text, config.embed_dim
     if text.projection_bias:
-        yield from _linear(f"{at}text_projection", "text.proj", (E, text.width))
+        yield from _linear(f"{prefix}text_projection", "text.proj", (E, text.width))
     else:
-        yield Entry(f"{at}text_projection", (text.width, E), ("text.proj",))
-    yield Entry(f"{at}token_embedding.weight", (text.vocab, text.width), ("text.tokens",))
-    yield Entry(f"{at}positional_embedding", (text.context, text.width), ("text.positions",))
-    yield from _norm(f"{at}ln_final", "text.ln_final", text.width)
-    yield from _blocks(f"{at}transformer.resblocks", "text.blocks", text, _OPENAI_BLOCK, _OPENAI_QKV)
+        yield Entry(f"{prefix}text_projection", (text.width, E), ("text.proj",))
+    yield Entry(f"{prefix}token_embedding.weight", (text.vocab, text.width), ("text.tokens",))
+    yield Entry(f"{prefix}positional_embedding", (text.context, text.width), ("text.positions",))
+    yield from _norm(f"{prefix}ln_final", "text.ln_final", text.width)
+    yield from _blocks(f"{prefix}transformer.resblocks", "text.blocks", text, _OPENAI_BLOCK, _OPENAI_QKV)
 
 
 def _image(vision: VisionConfig, names: _Names) -> Iterator[Entry]:
@@ -293,7 +298,7 @@ def _image(vision: VisionConfig, names: _Names) -> Iterator[Entry]:
     if vision.pool == "attention":
         yield Entry(names.probe, (vision.width,), ("visual.pool.probe",))
         yield from _packed(names.pool_qkv, "visual.pool.attn", names.pool_packed, vision.width)
-        yield from _named(names.pool, "visual.pool", vision, names.pool_parts)
+        yield from _layer_parts(names.pool, "visual.pool", vision, names.pool_parts)
 
 
 def _norm(source: str, ours: str, width: int) -> Iterator[Entry]:
@@ -318,12 +323,12 @@ def _blocks(
     source: str, ours: str, tower: TowerConfig, names: Mapping[str, str], qkv: str = ""
 ) -> Iterator[Entry]:
     for layer in range(tower.layers):
-        yield from _named(f"{source}.{layer}", f"{ours}.{layer}", tower, names)
+        yield from _layer_parts(f"{source}.{layer}", f"{ours}.{layer}", tower, names)
         if qkv:
             yield from _packed(f"{source}.{layer}.{qkv}", f"{ours}.{layer}.attn", "qkv", tower.width)
 
 
-def _named(source: str, ours: str, tower: TowerConfig, names: Mapping[str, str]) -> Iterator[Entry]:
+def _layer_parts(source: str, ours: str, tower: TowerConfig, names: Mapping[str, str]) -> Iterator[Entry]:
     """The parts of a layer or of the pooling; a bias has the first number of its weight's shape."""
     D = tower.width
     square = dict.fromkeys(("attn.q", "attn.k", "attn.v", "attn.o"), (D, D))

@@ -13,13 +13,13 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from dear.clip.config import ClipConfig
-from dear.clip.correction import Correction, folded
+from dear.clip.correction import Correction, fold_correction
 from dear.clip.gpu import BUCKETS, Recorder
 from dear.clip.identity import WeightDigests, identity
 from dear.clip.sharing import map_tensors, tensor_stamp
 from dear.clip.tokenizer import Tokenizer, tokenize
 from dear.clip.towers import TextTower, VisionTower, initialize
-from dear.clip.variant import cast, corrected
+from dear.clip.variant import cast, with_correction
 from dear.errors import InputError, UsageError
 from dear.images.arrays import from_array
 from dear.images.views import Source, normalize, read_views, resize_crop
@@ -97,7 +97,7 @@ class Clip(nn.Module):
         other = map_tensors(self.plain, lambda owner, tensor: tensor.clone())
         other.digests, other.source, other.checkpoint_stamp = None, None, ""  # its weights may be changed
         other.recorder = Recorder(self.recorder.buckets)
-        return corrected(other, self.correction)
+        return with_correction(other, self.correction)
 
     def train(self, mode: bool = True) -> Clip:
         """Stay in eval mode: the model is frozen."""
@@ -150,7 +150,7 @@ class Clip(nn.Module):
         """The backbone without correction, shared by all objects with the same weights."""
         return self._plain[0] if self._plain else self
 
-    def corrected(self, correction: Correction | None) -> Clip:
+    def with_correction(self, correction: Correction | None) -> Clip:
         """A backbone on the same weights with this correction of the image feature, or none.
 
         The same correction returns the same object, so that adapters share its work.
@@ -158,25 +158,27 @@ class Clip(nn.Module):
         Example:
             >>> from dear.clip.correction import Correction
             >>> clip = Clip(ClipConfig.named("ViT-B-32"))
-            >>> half = clip.corrected(Correction(torch.eye(512) / 2, torch.zeros(512)))
+            >>> half = clip.with_correction(Correction(torch.eye(512) / 2, torch.zeros(512)))
             >>> pixels = torch.zeros(1, 3, 224, 224)
             >>> torch.equal(half.encode_image(pixels) * 2, clip.encode_image(pixels))
             True
         """
-        return corrected(self, correction)
+        return with_correction(self, correction)
 
     def cast(self, dtype: torch.dtype) -> Clip:
         """The same backbone with its matrices in `dtype`, norms and residual stream in float32; cached."""
         return cast(self, dtype)
 
-    def folded(self) -> Clip:
+    def fold_correction(self) -> Clip:
         """A plain CLIP with its own tensors whose weights contain the correction."""
         plain = self.plain.copy()
         if self.correction is not None:
             visual = plain.visual
             if visual.proj is None or visual.pool is not None or visual.proj_bias is not None:
                 raise UsageError("folding a correction needs a plain CLIP: a class token and a projection")
-            proj, bias = folded(visual.proj, visual.ln_post.weight, visual.ln_post.bias, self.correction)
+            proj, bias = fold_correction(
+                visual.proj, visual.ln_post.weight, visual.ln_post.bias, self.correction
+            )
             visual.proj.data, visual.ln_post.bias.data = proj, bias
         return plain
 

@@ -24,6 +24,8 @@ SPECIAL = ("<|startoftext|>", "<|endoftext|>")
 # Far more than 77 tokens can represent, and still cheap to clean.
 MAX_CHARACTERS = 20_000
 
+Tokenizer = Callable[[str | Sequence[str], int], Tensor]  #: texts and a context to token ids [N, context]
+
 _WHITESPACE = re.compile(r"\s+")
 
 
@@ -57,9 +59,6 @@ def tokenize(texts: str | Sequence[str], context: int = CONTEXT) -> Tensor:
         ids = [BOT, *_word_ids(text, context), EOT]
         row[: len(ids)] = torch.tensor(ids)
     return result
-
-
-Tokenizer = Callable[[str | Sequence[str], int], Tensor]  #: texts and a context to token ids [N, context]
 
 
 def check_text(text: str) -> None:

@@ -31,7 +31,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SPACES = re.compile(r"\s+")
 
 
-def clean(text: str, how: str) -> str:
+def clean(text: str, mode: str) -> str:
     """The text as the published code of a model prepares it.
 
     "punctuation" is what transformers does for SigLIP, "canonicalize" what OpenCLIP does: they differ on
@@ -40,14 +40,14 @@ def clean(text: str, how: str) -> str:
     >>> clean("A photo_of (2) Cats!", "canonicalize"), clean("A photo_of (2) Cats!", "punctuation")
     ('a photo of 2 cats', 'a photoof 2 cats')
     """
-    if how == "punctuation":
+    if mode == "punctuation":
         return _SPACES.sub(" ", text.lower().translate(_PUNCTUATION)).strip()
-    if how == "canonicalize":
+    if mode == "canonicalize":
         text = fix_encoding(text).strip().replace("_", " ")
         return " ".join(text.translate(_PUNCTUATION).lower().split())
-    if how == "whitespace":
+    if mode == "whitespace":
         return _SPACES.sub(" ", fix_encoding(text)).strip()
-    return text.lower() if how == "lower" else text
+    return text.lower() if mode == "lower" else text
 
 
 class FileTokenizer:
@@ -55,8 +55,8 @@ class FileTokenizer:
 
     def __init__(self, folder: Path, config: TextConfig) -> None:
         self.config = config
-        settings = _settings(folder / SETTINGS)
-        self._encode, count, ids = _open(_present(folder, config)[0])
+        settings = _read_settings(folder / SETTINGS)
+        self._encode, count, id_of = _load(_tokenizer_files(folder, config)[0])
         if count > config.vocab:
             raise CheckpointError(
                 f"{folder}: the tokenizer must have at most {config.vocab:,} pieces, the rows of the text "
@@ -65,8 +65,8 @@ class FileTokenizer:
         self.end = config.end
         pad = settings.get("pad_token")
         pad = pad.get("content") if isinstance(pad, dict) else pad
-        number = ids(pad) if isinstance(pad, str) else None
-        self.pad = self.end if number is None else number
+        pad_id = id_of(pad) if isinstance(pad, str) else None
+        self.pad = self.end if pad_id is None else pad_id
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FileTokenizer:
         return self  # immutable and large
@@ -102,12 +102,12 @@ class FileTokenizer:
 
 def find_tokenizer(folder: Path, config: TextConfig) -> FileTokenizer | None:
     """The tokenizer next to a checkpoint's weights; None if there is none."""
-    if not _present(folder, config):
+    if not _tokenizer_files(folder, config):
         return None
     return FileTokenizer(folder, config)
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def _read_settings(path: Path) -> dict[str, Any]:
     """The content of tokenizer_config.json; only its padding token is used."""
     if not path.is_file():
         return {}
@@ -120,13 +120,13 @@ def _settings(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _present(folder: Path, config: TextConfig) -> list[Path]:
+def _tokenizer_files(folder: Path, config: TextConfig) -> list[Path]:
     """The usable files, best first; a bare sentencepiece model has no begin token."""
     names = (JSON,) if config.begins else (JSON, *PIECES)
     return [folder / name for name in names if (folder / name).is_file()]
 
 
-def _open(path: Path) -> tuple[Any, int, Any]:
+def _load(path: Path) -> tuple[Any, int, Any]:
     """A function from text to ids, the number of pieces, and a function from a piece to its id or None."""
     size = path.stat().st_size
     if size > _MAX_BYTES:

@@ -1,6 +1,6 @@
 """Variants of a backbone: the same weights with a correction of the feature or matrices in another precision.
 
-`Clip.corrected` and `Clip.cast` call these functions. The same variant of the same backbone is the same
+`Clip.with_correction` and `Clip.cast` call these functions. The same variant of the same backbone is the same
 object while anything uses it, so that adapters share its work.
 """
 
@@ -44,7 +44,7 @@ def _variants_of(clip: Clip) -> _Variants:
     return _variants.setdefault(clip, _Variants())
 
 
-def corrected(clip: Clip, correction: Correction | None) -> Clip:
+def with_correction(clip: Clip, correction: Correction | None) -> Clip:
     """The backbone with the weights and precision of `clip` and this correction of its image feature."""
     plain = clip.plain
     if correction is None:
@@ -79,7 +79,7 @@ def cast(clip: Clip, dtype: torch.dtype) -> Clip:
         if plain is clip:
             variant = _cast_weights(clip, dtype)
         else:
-            variant = corrected(cast(plain, dtype), clip.correction)
+            variant = with_correction(cast(plain, dtype), clip.correction)
         if variant is clip:
             return clip  # it has this precision; a reference here would keep it alive forever
         casts[dtype] = (stamp, variant)

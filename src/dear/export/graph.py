@@ -17,7 +17,7 @@ from dear.calibration.scales import apply_scales
 from dear.clip.model import Clip
 from dear.clip.sharing import map_tensors, replace
 from dear.clip.towers import TextTower, VisionTower
-from dear.clip.variant import corrected
+from dear.clip.variant import with_correction
 from dear.errors import UsageError
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
@@ -50,7 +50,7 @@ def traceable_clip(clip: Clip) -> Clip:
         visual=replace(plain.visual, VisionTower, fused=False),
         text=replace(plain.text, TextTower, fused=False),
     )
-    return corrected(twin, clip.correction)
+    return with_correction(twin, clip.correction)
 
 
 def traceable_method(method: Method) -> Method:

@@ -153,7 +153,7 @@ def fold(clip: Clip, visual: Edit | None = None, text: Edit | None = None) -> Cl
     for tower, edit in ((plain.visual, visual), (plain.text, text)):
         for layer, change in (edit.layers if edit is not None else {}).items():
             _fold_layer(tower, layer, change)
-    return plain if plain.correction is None else plain.folded()
+    return plain if plain.correction is None else plain.fold_correction()
 
 
 def _fold_layer(tower: Tower, layer: int, change: LayerEdit) -> None:

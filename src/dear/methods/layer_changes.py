@@ -113,7 +113,7 @@ class LayerChanges:
 def fold_changes(method: Method, image: LayerChanges, text: LayerChanges) -> Clip:
     """A plain CLIP with the additions folded into its weights."""
     correction = method.clip.correction
-    plain = fold(method.clip.corrected(None), image.edit(method), text.edit(method))
+    plain = fold(method.clip.with_correction(None), image.edit(method), text.edit(method))
     for changes in (image, text):
         norm = end_norm(plain, changes.side)
         weight_change, bias_change, projection_change = changes.added(method)
@@ -122,4 +122,4 @@ def fold_changes(method: Method, image: LayerChanges, text: LayerChanges) -> Cli
         if projection_change is not None:
             projection = changes.projection_weight(plain)
             projection.add_(projection_change.to(projection))
-    return plain if correction is None else plain.corrected(correction).folded()
+    return plain if correction is None else plain.with_correction(correction).fold_correction()

@@ -81,10 +81,12 @@ class ProLIP(Method):
     @torch.no_grad()
     def merge(self) -> Clip:
         correction = self.clip.visual.correction
-        plain = fold(self.clip.corrected(None))
+        plain = fold(self.clip.with_correction(None))
         if correction is None:
             plain.visual.projection_matrix().copy_(self.projection)
             return plain
         plain.visual.projection_matrix().copy_(correction.pooled_matrix @ self.projection)
         bias = correction.pooled_bias @ self.projection
-        return plain.corrected(Correction(torch.eye(len(bias)), bias, correction.heads)).folded()
+        return plain.with_correction(
+            Correction(torch.eye(len(bias)), bias, correction.heads)
+        ).fold_correction()

@@ -68,4 +68,4 @@ class ZeroShot(Method):
         return unit(torch.stack(features).mean(dim=0))  # [templates, C, E] -> [C, E]
 
     def merge(self) -> Clip:
-        return self.clip.folded()
+        return self.clip.fold_correction()

@@ -315,7 +315,7 @@ def load_run(
             f"{folder}: was trained on {config.backbone} ({config.identity[:19]}…), but {clip.name} "
             f"({clip.identity[:19]}…) is {what if same else 'another backbone'}; load the original one"
         )
-    clip = clip.corrected(read_correction(folder, config.correction))
+    clip = clip.with_correction(read_correction(folder, config.correction))
     try:
         method = _build_untrained(folder, config, clip, allow_other)
     except DearError as error:

@@ -287,9 +287,9 @@ class Model:
             precision=self.precision,
         )
 
-    def corrected(self, correction: Any) -> Model:
+    def with_correction(self, correction: Any) -> Model:
         """The model with a correction of its image feature; nothing is trained again."""
-        return self.with_method(self.method.bind(self.clip.corrected(correction)))
+        return self.with_method(self.method.bind(self.clip.with_correction(correction)))
 
     def frozen(self) -> Model:
         """The plain backbone on the same classes: zero-shot, uncalibrated, without corrections."""

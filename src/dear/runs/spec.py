@@ -171,7 +171,7 @@ class Spec(Strict, frozen=True):
             fingerprint=clip.fingerprint,
             roles_digest=None if used is None else roles_digest(used),
             allow_other_roles=method.allow_other_roles,
-            correction=None if clip.correction is None else clip.correction.described,
+            correction=None if clip.correction is None else clip.correction.summary,
         )
 
     def changed(self, **changes: Any) -> Spec:

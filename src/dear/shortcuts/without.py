@@ -218,7 +218,7 @@ def remove(
                 "has no head for it; pass examples"
             )
     removal = combine(*(choice.removal for choice in choices.values()))
-    return RemovedConcepts(clip.corrected(removal.correction()), removal, choices, collected, ways)
+    return RemovedConcepts(clip.with_correction(removal.correction()), removal, choices, collected, ways)
 
 
 def role_map(roles: PathLike | RoleMap | None, clip: Clip) -> RoleMap | None:

@@ -164,10 +164,10 @@ def _compare(job: Job, plain: Clip, repaired: Model, test: _Test) -> Comparison:
     """Train the same method on the plain backbone and on random removals, and test all of them."""
     again = replace(job, spec=job.spec.changed(calibrate=False, copies=None), edits=None)
     draws = DRAWS if job.method.cut == "feature" else INSIDE
-    before, answers = test.figures(fit(again.on(plain.corrected(None))))
+    before, answers = test.figures(fit(again.on(plain.with_correction(None))))
     after, fixed = test.figures(repaired)
     drawn = tuple(
-        test.figures(fit(again.on(plain.corrected(other.correction()))))[0]
+        test.figures(fit(again.on(plain.with_correction(other.correction()))))[0]
         for other in random_removals(job.removed_concepts, job.edits, draws)
     )
     return Comparison(before, after, drawn, float((answers != fixed).double().mean()))
@@ -283,7 +283,7 @@ def repair(
         check_folder(out, resume=False)
     run = local_run(run)
     old = load_run(run, backbone, pick_device(device))
-    spec, plain = read_config(run), old.clip.corrected(None)
+    spec, plain = read_config(run), old.clip.with_correction(None)
     if spec.several:
         raise UsageError(f"{run}: repair needs a run with one label per image; this one has several (labels)")
     job = prepare(

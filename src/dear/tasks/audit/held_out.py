@@ -130,4 +130,4 @@ def _with_zero(scores: Tensor) -> Tensor:
 
 def without(model: Model, removal: Removal) -> Model:
     """A model with something removed from its image feature, without training again."""
-    return model.corrected(removal.correction(after=model.clip.correction))
+    return model.with_correction(removal.correction(after=model.clip.correction))

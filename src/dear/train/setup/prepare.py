@@ -331,7 +331,7 @@ def _without(
         center = edits.removal.center if removed is None else removed.removal.center
         parts.append(replace(edits.removal, center=center))
     if parts:
-        clip = clip.corrected(combine(*parts).correction())
+        clip = clip.with_correction(combine(*parts).correction())
     return clip, removed, edits
 
 
