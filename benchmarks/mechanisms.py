@@ -160,7 +160,7 @@ def reading_ways(clip: Clip, files: list[Path]) -> Works:
     def encode(depth: int, decoder: bool = True) -> None:
         with ExitStack() as stack:
             if not decoder:
-                stack.enter_context(mock.patch("dear.images.views.FEW", len(files)))
+                stack.enter_context(mock.patch("dear.images.views.MAX_CPU_IMAGES", len(files)))
             if depth:
                 stack.enter_context(mock.patch("dear.data.read_ahead._DEPTH", depth))
                 stack.enter_context(mock.patch("dear.data.read_ahead._GPU_DEPTH", depth))

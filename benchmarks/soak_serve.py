@@ -42,7 +42,8 @@ from measure.serving import jpegs
 
 import dear
 from dear.clip.correction import Correction
-from dear.images.views import normalize, open_image, resize_crop
+from dear.images.open import open_image
+from dear.images.views import normalize, resize_crop
 from dear.runs.folder import load_run
 from dear.tasks.speed import add_rows, machine
 

@@ -9,7 +9,8 @@ import numpy as np
 from fuzzing import Target
 from PIL import Image
 
-from dear.images.views import MAX_PIXELS, open_image, square
+from dear.images.open import MAX_PIXELS, open_image
+from dear.images.views import square
 
 _WORDS = (
     b"\xff\xd8\xff",

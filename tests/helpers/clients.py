@@ -11,7 +11,8 @@ from serving import QUICK, image_bytes
 from tiny import tiny_clip
 
 from dear.data.images import ListedImages
-from dear.images.views import normalize, open_image, resize_crop
+from dear.images.open import open_image
+from dear.images.views import normalize, resize_crop
 from dear.runs.folder import load_run
 from dear.serve.app import make_app
 from dear.serve.keys import Keys

@@ -16,7 +16,8 @@ from PIL import Image, PngImagePlugin
 from dear.data import open_data
 from dear.data.check import check_images
 from dear.errors import DataError, InputError
-from dear.images.views import MAX_PIXELS, open_image, square
+from dear.images.open import MAX_PIXELS, open_image
+from dear.images.views import square
 from dear.studio.classify import open_uploads, readable_uploads
 
 

@@ -16,7 +16,7 @@ from dear.data.table import open_table
 from dear.errors import DataError, DearError, InputError
 from dear.export.runtime import OnnxModel
 from dear.heads.roles import RoleMap
-from dear.images.views import open_image
+from dear.images.open import open_image
 from dear.runs.folder import load_run
 from dear.tasks.retrieve import gallery_of
 

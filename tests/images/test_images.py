@@ -13,7 +13,8 @@ from PIL import Image, ImageSequence
 
 from dear.clip.config import CLIP_MEAN, CLIP_STD
 from dear.errors import InputError
-from dear.images.views import MAX_PIXELS, normalize, open_image, resize_crop, resize_short
+from dear.images.open import MAX_PIXELS, open_image
+from dear.images.views import normalize, resize_crop, resize_short
 
 
 def noise(width, height, seed=0, channels=3):

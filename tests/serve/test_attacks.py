@@ -30,7 +30,8 @@ from serving import decoded, image_bytes, upload
 from tiny import tiny_clip
 
 from dear.images.headers import read_header
-from dear.images.views import open_image, resize_crop
+from dear.images.open import open_image
+from dear.images.views import resize_crop
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.serve import class_lists

@@ -13,7 +13,8 @@ from clients import wait_for
 from PIL import Image
 from serving import decoded, upload
 
-from dear.images.views import View, open_image, resize_crop
+from dear.images.open import open_image
+from dear.images.views import View, resize_crop
 from dear.serve.decoding import Decoder, Decoding
 from dear.serve.decoding.worker import Template
 from dear.serve.errors import Refused

@@ -14,7 +14,7 @@ from serving import image_bytes
 from tiny import tiny_clip
 
 from dear.calibration.scales import Calibration, ModeCalibration
-from dear.images.views import open_image
+from dear.images.open import open_image
 from dear.runs.folder import write_calibration
 from dear.runs.model import Model
 

@@ -15,7 +15,7 @@ from tiny import Colors, mixed_roles, tiny_clip
 from dear.clip.correction import Correction
 from dear.clip.gpu import Recorder
 from dear.clip.tower import Tower
-from dear.images.views import open_image
+from dear.images.open import open_image
 from dear.methods import build_method
 from dear.runs.recipe import Recipe
 from dear.serve.app import make_app

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from dear.errors import InputError
-from dear.images.views import is_image_name, open_image
+from dear.images.names import is_image_name
+from dear.images.open import open_image
 
 heif = pytest.importorskip("pillow_heif")
 

@@ -22,7 +22,8 @@ from dear.clip.towers import TextTower, VisionTower, initialize
 from dear.clip.variant import cast, with_correction
 from dear.errors import InputError, UsageError
 from dear.images.arrays import from_array
-from dear.images.views import Source, normalize, read_views, resize_crop
+from dear.images.open import Source
+from dear.images.views import normalize, read_views, resize_crop
 
 AnyImage = Source | np.ndarray[Any, Any]
 ImagesOrPixels = Tensor | AnyImage | Sequence[AnyImage]  #: normalized pixels [B, 3, S, S], or images

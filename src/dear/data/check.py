@@ -19,7 +19,8 @@ from dear.data.names import natural_key
 from dear.data.open import BENCHMARKS, find_benchmark, list_benchmark, named_split, open_data
 from dear.errors import DataError, InputError, UsageError
 from dear.images.names import other_paths
-from dear.images.views import Size, map_threads, side_of
+from dear.images.views import Size, side_of
+from dear.utils.parallel import map_threads
 
 _SHOWN = 20
 

@@ -14,7 +14,7 @@ from dear.data.images import ImageSet
 from dear.errors import InputError
 from dear.images.arrays import from_array
 from dear.images.names import find_images
-from dear.images.views import open_image
+from dear.images.open import open_image
 
 ImageLike = str | os.PathLike[str] | Image.Image
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 from dear.data.names import underscores_to_spaces
 from dear.data.paths import Inside, read_list
 from dear.errors import DataError, DearError
-from dear.images.views import image_paths
+from dear.images.names import image_paths
 from dear.utils.files import read_json
 
 COOP = "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md"

@@ -39,7 +39,7 @@ from dear.data.stored import BoxedImages, CellImages, DatasetCells
 from dear.data.table import open_table
 from dear.data.tars import is_tar, open_tars
 from dear.errors import DataError, InputError, UsageError, reason_of
-from dear.images.views import image_paths, is_image_name, is_user_file
+from dear.images.names import image_paths, is_image_name, is_user_file
 from dear.utils.extras import missing_extra
 from dear.utils.files import read_json
 from dear.utils.notices import warn

@@ -20,7 +20,7 @@ from dear.data.names import check_classes, check_template, natural_key, readable
 from dear.data.shots import pick_split
 from dear.data.stored import CellImages
 from dear.errors import DataError, DearError, InputError
-from dear.images.views import is_image_name
+from dear.images.names import is_image_name
 from dear.utils.text import check_printable, parse_json
 
 MAX_IMAGE = 256 << 20  #: bytes of an image

@@ -35,7 +35,7 @@ from dear.utils.parallel import map_threads
 Decode = Callable[[Sequence[bytes]], Sequence[Tensor | None]]
 _DECODED_AT_ONCE = 128  # files per call of the decoder, which decodes the next ones while these are resized
 _HOST_THREADS = 4  # threads that read headers for the decoder
-_TRIED, _SLOW_SECONDS = 8, 1e-3  # files read at first, and the time above which reading counts as slow
+_TIMED_FILES, _SLOW_SECONDS = 8, 1e-3  # files whose reading is timed, and the time that counts as slow
 _MOST_PIXELS = 1 << 25  # per call of the decoder; 400 MB as floating-point numbers
 
 
@@ -87,24 +87,22 @@ def device_views(sources: Sequence[Source], size: Size, device: torch.device, de
     stream = _stream(device)
     with torch.inference_mode(False), torch.cuda.stream(stream):
         views = torch.empty(len(sources), 3, side_of(size), side_of(size), dtype=torch.uint8, device=device)
-        with _reading:  # one thread reads while another decodes; two that read would slow each other down
+        with _read_lock:  # one thread reads while another decodes; two that read would slow each other down
             files = {index: file for index, file in enumerate(_read_plain_files(sources)) if file is not None}
         rest = [index for index in range(len(sources)) if index not in files]
-        for indices in _decoding_batches(files):
+        for indices in _group_by_size(files):
             decoded = decode([files[index].content for index in indices])
-            good = {
-                index: _upright(pixels, files[index].orientation)
+            on_device = {
+                index: _rotate_upright(pixels, files[index].orientation)
                 for index, pixels in zip(indices, decoded, strict=True)
                 if pixels is not None and pixels.shape == (files[index].height, files[index].width, 3)
             }
-            if good:
-                views[list(good)] = resize_images(list(good.values()), size)
-            rest += [index for index in indices if index not in good]
+            if on_device:
+                views[list(on_device)] = resize_images(list(on_device.values()), size)
+            rest += [index for index in indices if index not in on_device]
         if rest:
-            views_of_rest = np.stack(map_threads(lambda index: view_pixels(sources[index], size), rest))
-            views[rest] = torch.from_numpy(np.ascontiguousarray(views_of_rest.transpose(0, 3, 1, 2))).to(
-                device
-            )
+            others = np.stack(map_threads(lambda index: view_pixels(sources[index], size), rest))
+            views[rest] = torch.from_numpy(np.ascontiguousarray(others.transpose(0, 3, 1, 2))).to(device)
         if stream is not None:
             stream.synchronize()
         return views
@@ -114,16 +112,16 @@ def _read_plain_files(sources: Sequence[Source]) -> list[PlainJpeg | None]:
     """`plain_jpeg` of each; by several threads where reading is slow, otherwise they block each other."""
     jpegs: list[PlainJpeg | None] = []
     quickest = math.inf  # of the first few files; some may have waited for another thread
-    for source in sources[:_TRIED]:
-        began = time.perf_counter()
+    for source in sources[:_TIMED_FILES]:
+        start = time.perf_counter()
         jpegs.append(plain_jpeg(source))
-        quickest = min(quickest, time.perf_counter() - began)
-    rest = sources[_TRIED:]
+        quickest = min(quickest, time.perf_counter() - start)
+    rest = sources[_TIMED_FILES:]
     slow = quickest > _SLOW_SECONDS
     return jpegs + (map_threads(plain_jpeg, rest) if slow else [plain_jpeg(source) for source in rest])
 
 
-_reading = threading.Lock()
+_read_lock = threading.Lock()
 _thread = threading.local()
 
 
@@ -137,7 +135,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream | None:
     return streams[device]
 
 
-def _decoding_batches(files: dict[int, PlainJpeg]) -> Iterator[list[int]]:
+def _group_by_size(files: dict[int, PlainJpeg]) -> Iterator[list[int]]:
     """Indices of files that are decoded together: images of similar size, within a limit of memory."""
     batch: list[int] = []
     longest = 0  # side; images may be rotated
@@ -153,8 +151,8 @@ def _decoding_batches(files: dict[int, PlainJpeg]) -> Iterator[list[int]]:
         yield batch
 
 
-def _upright(pixels: Tensor, orientation: int) -> Tensor:
-    """[height, width, 3] upright, by EXIF's number."""
+def _rotate_upright(pixels: Tensor, orientation: int) -> Tensor:
+    """[height, width, 3] rotated upright, by EXIF's number."""
     mirrored, transposed = TURNS.get(orientation, ((), False))
     upright = pixels.flip(mirrored) if mirrored else pixels
     return upright.transpose(0, 1) if transposed else upright
@@ -167,9 +165,9 @@ def resize_images(images: Sequence[Tensor], size: Size) -> Tensor:
     padded = torch.empty(len(images), 3, height, width, dtype=torch.uint8, device=device)
     start = 0
     for (rows, columns, _), batch in groupby(images, key=lambda image: image.shape):
-        together = torch.stack(list(batch)).permute(0, 3, 1, 2)
-        padded[start : start + len(together), :, :rows, :columns] = together
-        start += len(together)
+        stacked = torch.stack(list(batch)).permute(0, 3, 1, 2)  # [n, h, w, 3] -> [n, 3, h, w]
+        padded[start : start + len(stacked), :, :rows, :columns] = stacked
+        start += len(stacked)
     bilinear = isinstance(size, View) and size.bilinear
     axes = [axes_of(image.shape[1], image.shape[0], size) for image in images]
     across = _weights([one for one, _ in axes], width, side, bilinear, device)  # [b, S, w]

@@ -27,11 +27,10 @@ TURNS: dict[int, tuple[tuple[int, ...], bool]] = {
     2: ((1,), False), 3: ((0, 1), False), 4: ((0,), False),
     5: ((), True), 6: ((0,), True), 7: ((0, 1), True), 8: ((1,), True),
 }  # fmt: skip
-_SCRATCH = 1 << 24
+_SCRATCH = 1 << 24  # bytes of a buffer at most
 _thread = threading.local()
-_MARKER = re.compile(
-    rb"\xff([^\x00\xd0-\xd7\xff])"
-)  # in compressed data: neither a stuffed byte nor a restart
+# In compressed data: neither a stuffed byte nor a restart
+_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
 
 
 def is_jpeg(head: bytes) -> bool:

@@ -37,8 +37,8 @@ def image_paths(folder: Path) -> Iterator[str]:
     for directory, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if is_user_file(name)]
         inner = Path(directory).relative_to(folder).as_posix()
-        before = "" if inner == "." else f"{inner}/"
-        yield from (before + file for file in files if is_image_name(file))
+        prefix = "" if inner == "." else f"{inner}/"
+        yield from (prefix + file for file in files if is_image_name(file))
 
 
 def other_paths(folder: Path) -> list[str]:
@@ -69,11 +69,11 @@ def find_images(names: Iterable[str]) -> list[str]:
         )
     for name in names:
         if os.path.isdir(name):
-            inside = sorted(image_paths(Path(name)))
-            if not inside:
+            images = sorted(image_paths(Path(name)))
+            if not images:
                 raise InputError(f"{name}: this folder contains no images")
             root = Path(name)
-            paths += [os.path.join(root, *path.split("/")) for path in inside]
+            paths += [os.path.join(root, *path.split("/")) for path in images]
         elif glob.has_magic(name) and not os.path.exists(name):
             matches = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
             if not matches:

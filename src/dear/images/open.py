@@ -57,8 +57,8 @@ def open_image(source: Source) -> Image.Image:
     >>> open_image(Image.new("L", (4, 3), 7)).getpixel((0, 0))
     (7, 7, 7)
     """
-    with _named_errors(source):
-        content, _ = _jpeg(source)
+    with _translate_errors(source):
+        content, _ = _read_jpeg(source)
         with _open_pillow(source, content) as image:
             return _load_rgb(image, _name(source))
 
@@ -68,8 +68,8 @@ def open_pixels(source: Source, scratch: bool = False) -> Pixels:
 
     With `scratch`, the next call of this thread may overwrite the result.
     """
-    with _named_errors(source):
-        content, header = _jpeg(source)
+    with _translate_errors(source):
+        content, header = _read_jpeg(source)
         if content is not None and header is not None and header.colors in (1, 3) and header.depth == 8:
             _check_size((header.width, header.height), _name(source))
             pixels = jpeg.decode(content, header.width, header.height, scratch)
@@ -95,8 +95,8 @@ def plain_jpeg(source: Source) -> PlainJpeg | None:
     Raises:
         InputError: as `open_image`, where it is known before decoding.
     """
-    with _named_errors(source):
-        content, header = _jpeg(source)
+    with _translate_errors(source):
+        content, header = _read_jpeg(source)
         if content is None or header is None or not header.plain or not jpeg.is_complete(content):
             return None
         _check_size((header.width, header.height), _name(source))
@@ -109,7 +109,7 @@ def _load_rgb(image: Image.Image, name: str) -> Image.Image:
     _check_size(image.size, name)
     depth = 16 if image.format in ("PNG", "PPM") else 0
     image.load()
-    return _to_rgb(_upright(image), name, depth)
+    return _to_rgb(_rotate_upright(image), name, depth)
 
 
 def _check_size(size: tuple[int, int], name: str) -> None:
@@ -125,7 +125,7 @@ def _check_size(size: tuple[int, int], name: str) -> None:
 
 
 @contextmanager
-def _named_errors(source: Source) -> Iterator[None]:
+def _translate_errors(source: Source) -> Iterator[None]:
     """Convert any error to an InputError that names the image."""
     name = _name(source)
     try:
@@ -138,7 +138,7 @@ def _named_errors(source: Source) -> Iterator[None]:
         raise InputError(f"{name}: {what}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise InputError(
-            f"{name}: an image must have at most {MAX_PIXELS:,} pixels, got more; make it smaller"
+            f"{name}: an image must have at most {MAX_PIXELS:,} pixels, got more; shrink it"
         ) from None
     except UnidentifiedImageError:
         raise InputError(f"{name}: {describe_non_image(source)}") from None
@@ -161,11 +161,11 @@ def _name(source: Source) -> str:
     return os.fspath(source)
 
 
-def _jpeg(source: Source) -> tuple[bytes | None, jpeg.Header | None]:
+def _read_jpeg(source: Source) -> tuple[bytes | None, jpeg.Header | None]:
     """All bytes of a JPEG file and its header; None for any other source."""
     if isinstance(source, Image.Image):
         return None, None
-    content = source if isinstance(source, bytes) else _jpeg_file(source)
+    content = source if isinstance(source, bytes) else _read_jpeg_file(source)
     if content is None or not jpeg.is_jpeg(content):
         return None, None
     header = jpeg.read_header(content)
@@ -174,24 +174,24 @@ def _jpeg(source: Source) -> tuple[bytes | None, jpeg.Header | None]:
     return content, header
 
 
-def _jpeg_file(path: str | os.PathLike[str]) -> bytes | None:
+def _read_jpeg_file(path: str | os.PathLike[str]) -> bytes | None:
     """The bytes of a JPEG file; None for other files. A file object would take as long as the reading."""
     descriptor = os.open(path, _READ)
     try:
-        facts = os.fstat(descriptor)
-        if stat.S_ISDIR(facts.st_mode):
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError
-        if not stat.S_ISREG(facts.st_mode):  # it might never end
+        if not stat.S_ISREG(status.st_mode):  # it might never end
             raise InputError(f"{_name(path)}: is a pipe or a device, not an image")
-        large = facts.st_size > MAX_JPEG_BYTES
+        large = status.st_size > MAX_JPEG_BYTES
         # Of other names, and of files that are too large, only the first bytes are read; every call costs.
-        first = facts.st_size if os.fspath(path).endswith(_JPEG_NAMES) and not large else 3
+        first = status.st_size if os.fspath(path).endswith(_JPEG_NAMES) and not large else 3
         content = os.read(descriptor, first)
         if not jpeg.is_jpeg(content):
             return None
         if large:
             raise InputError(f"{_name(path)}: a JPEG must have at most {MAX_JPEG_BYTES:,} bytes; shrink it")
-        while len(content) < facts.st_size and (more := os.read(descriptor, facts.st_size)):
+        while len(content) < status.st_size and (more := os.read(descriptor, status.st_size)):
             content += more
         return content
     finally:
@@ -202,11 +202,11 @@ def _open_pillow(source: Source, content: bytes | None) -> Image.Image:
     """An open Pillow image whose pixels are not decoded yet; `content` are the bytes of a JPEG."""
     if isinstance(source, Image.Image):
         return source.copy()  # closing it does not affect the original
-    stored = source if content is None else content
+    data = source if content is None else content
     try:
-        return Image.open(io.BytesIO(stored) if isinstance(stored, bytes) else stored, formats=FORMATS)
+        return Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=FORMATS)
     except UnidentifiedImageError:
-        head = _head(source, 12)
+        head = _first_bytes(source, 12)
         if head[4:8] == b"ftyp" and head[8:] in _HEIF_BRANDS:
             return _open_heif(source)
         raise
@@ -218,12 +218,12 @@ def _open_heif(source: str | os.PathLike[str] | bytes) -> Image.Image:
         from pillow_heif import HeifImageFile
     except ImportError:
         raise InputError(f"{_name(source)}: is a HEIC image; to read it: {install_command('heic')}") from None
-    opened = io.BytesIO(source) if isinstance(source, bytes) else source
-    image: Image.Image = HeifImageFile(opened)  # type: ignore[no-untyped-call]
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
+    image: Image.Image = HeifImageFile(file)  # type: ignore[no-untyped-call]
     return image
 
 
-def _head(source: str | os.PathLike[str] | bytes, count: int) -> bytes:
+def _first_bytes(source: str | os.PathLike[str] | bytes, count: int) -> bytes:
     """The first bytes of a file."""
     if isinstance(source, bytes):
         return source[:count]
@@ -236,7 +236,7 @@ def describe_non_image(source: Source) -> str:
     if isinstance(source, Image.Image):
         return "is not an image"
     try:
-        head = _head(source, 512)
+        head = _first_bytes(source, 512)
     except OSError as error:  # it was readable a moment ago
         return f"can no longer be read ({error.strerror})"
     if not head:
@@ -255,7 +255,7 @@ def _orientation(content: bytes) -> int:
         return 1
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _rotate_upright(image: Image.Image) -> Image.Image:
     """The image turned as its EXIF says; an EXIF block that cannot be read turns nothing."""
     try:
         return ImageOps.exif_transpose(image)

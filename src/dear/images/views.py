@@ -1,7 +1,7 @@
 """From image files to the square of pixels that CLIP sees.
 
 `read_views` returns the views of many files, `resize_crop` that of one, `square` that as a Pillow image.
-An exported model runs with these where PyTorch is not installed; only functions of tensors need it.
+An exported model runs with these where PyTorch is not installed; functions of tensors import it themselves.
 """
 
 from __future__ import annotations
@@ -14,40 +14,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from dear.images.names import find_images, image_paths, is_image_name, is_user_file
-from dear.images.open import FORMATS, MAX_PIXELS, Source, open_image, open_pixels
+from dear.images.open import Source, open_pixels
 from dear.images.resample import Pixels, resample
-from dear.utils.parallel import in_batches, map_threads
+from dear.utils.parallel import map_threads
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = [
-    "FORMATS",
-    "MAX_PIXELS",
-    "Size",
-    "Source",
-    "View",
-    "find_images",
-    "image_paths",
-    "in_batches",
-    "is_image_name",
-    "is_user_file",
-    "map_threads",
-    "normalize",
-    "open_image",
-    "read_views",
-    "resize_crop",
-    "resize_short",
-    "side_of",
-    "square",
-    "to_tensor",
-    "view_pixels",
-]  # fmt: skip
 # Of an image longer than this (times its short side) only the middle is used: resized, it would fill memory.
 MAX_ASPECT = 16
-FEW = 16  #: number of images up to which the CPU decodes: the GPU's decoder takes a while to start
+MAX_CPU_IMAGES = 16  #: up to this many, the CPU decodes: the GPU's decoder takes a while to start
 
 
 @dataclass(frozen=True)
@@ -95,8 +72,8 @@ def axes_of(width: int, height: int, size: Size) -> tuple[Axis, Axis]:
         return Axis(0, width, side, 0), Axis(0, height, side, 0)
     resized = [side if length == short else int(side * length / short) for length in used]
     across, down = (
-        Axis((whole - length) // 2, length, new, round((new - side) / 2))
-        for whole, length, new in zip((width, height), used, resized, strict=True)
+        Axis((extent - length) // 2, length, new, round((new - side) / 2))
+        for extent, length, new in zip((width, height), used, resized, strict=True)
     )
     return across, down
 
@@ -125,8 +102,8 @@ def view_pixels(source: Source, size: Size) -> Pixels:
     """
     pixels, side = open_pixels(source, scratch=True), side_of(size)
     across, down = axes_of(pixels.shape[1], pixels.shape[0], size)
-    whole = _resize(pixels, across, down, isinstance(size, View) and size.bilinear)
-    view = whole[down.first : down.first + side, across.first : across.first + side]
+    resized = _resize(pixels, across, down, isinstance(size, View) and size.bilinear)
+    view = resized[down.first : down.first + side, across.first : across.first + side]
     return view.copy() if np.may_share_memory(view, pixels) else view
 
 
@@ -142,7 +119,7 @@ def square(image: Source, size: Size) -> Image.Image:
 
 def to_tensor(pixels: Pixels) -> Tensor:
     """[height, width, 3] as uint8 [3, height, width]."""
-    import torch  # here: see the top of this module
+    import torch
 
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
@@ -164,7 +141,7 @@ def read_views(sources: Sequence[Source], size: Size, device: torch.device | Non
     """
     import torch
 
-    if device is not None and device.type == "cuda" and len(sources) > FEW:
+    if device is not None and device.type == "cuda" and len(sources) > MAX_CPU_IMAGES:
         from dear.images.gpu import decoder_of, device_views  # here: an exported model runs without it
 
         decode = decoder_of(device)
@@ -193,11 +170,11 @@ def normalize(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     Returns:
         float [..., 3, h, w] on the same device.
     """
-    fresh = not pixels.is_floating_point()
-    values = pixels.float().div_(255) if fresh else pixels
+    is_bytes = not pixels.is_floating_point()
+    values = pixels.float().div_(255) if is_bytes else pixels
     center = _colors(tuple(mean), values.dtype, values.device)
     spread = _colors(tuple(std), values.dtype, values.device)
-    return (values.sub_(center) if fresh else values - center).div_(spread)
+    return (values.sub_(center) if is_bytes else values - center).div_(spread)
 
 
 @lru_cache(maxsize=32)

@@ -16,8 +16,8 @@ from PIL import Image
 from dear.data.duplicates import Prints
 from dear.data.images import ImageSet
 from dear.errors import UsageError
-from dear.images.views import map_threads
 from dear.shortcuts.files import FileFacts, file_facts
+from dear.utils.parallel import map_threads
 from dear.utils.progress import Progress, silent
 
 Floats = NDArray[np.float64]

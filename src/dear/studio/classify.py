@@ -12,7 +12,8 @@ from torch import Tensor
 
 from dear.data.batches import image_set, pixels_for
 from dear.errors import InputError, UsageError
-from dear.images.views import MAX_PIXELS, open_image, square
+from dear.images.open import MAX_PIXELS, open_image
+from dear.images.views import square
 from dear.methods.frozen import Frozen
 from dear.methods.zeroshot import ZeroShot
 from dear.report.page import render, thumbnail

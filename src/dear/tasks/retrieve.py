@@ -30,7 +30,8 @@ from dear.heads.concept_words import find_attribute
 from dear.heads.focus import attribute_heads
 from dear.heads.neighbors import ALIKE, SAME, head_space, mean_overlap
 from dear.heads.roles import RoleMap
-from dear.images.views import image_paths, open_image
+from dear.images.names import image_paths
+from dear.images.open import open_image
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
 from dear.methods.tensors import unit

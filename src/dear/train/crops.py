@@ -17,8 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from dear.errors import InputError
+from dear.images.open import open_image
 from dear.images.resample_tensors import resampling_weights, round_to_bytes
-from dear.images.views import open_image, to_tensor
+from dear.images.views import to_tensor
 
 SCALE = (0.5, 1.0)
 RATIO = (3 / 4, 4 / 3)

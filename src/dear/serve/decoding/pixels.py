@@ -10,8 +10,8 @@ from PIL import Image
 from dear.errors import InputError
 from dear.images import jpeg
 from dear.images.headers import read_header
-from dear.images.open import describe_non_image
-from dear.images.views import FORMATS, Size, view_pixels
+from dear.images.open import FORMATS, describe_non_image
+from dear.images.views import Size, view_pixels
 from dear.serve.errors import Refused
 from dear.serve.settings import Limits
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import gradio as gr
 
-from dear.images.views import open_image
+from dear.images.open import open_image
 from dear.runs.class_lists import format_class_list
 from dear.studio import classify
 from dear.studio.parts import EVERY_SELECTION, LATEST, Context, TabUpdate, errors_as_output, gallery_look
