@@ -1,4 +1,4 @@
-"""research/collect.py: what stands in the cells is what the CSV and its table say."""
+"""research/accuracy/collect.py: what stands in the cells is what the CSV and its table say."""
 
 import runpy
 from pathlib import Path
@@ -9,7 +9,7 @@ from made_cells import make_cell
 from dear.bench.cells import Outcome
 from dear.bench.store import Grid
 
-COLLECT = runpy.run_path(str(Path(__file__).parents[2] / "research" / "collect.py"))
+COLLECT = runpy.run_path(str(Path(__file__).parents[2] / "research" / "accuracy" / "collect.py"))
 
 
 def fill(folder, method, seed, base, novel, **options):

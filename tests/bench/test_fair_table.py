@@ -1,4 +1,4 @@
-"""research/fair_table.py: every dataset gets its own template, and the tables say what the cells hold."""
+"""research/accuracy/fair_table.py: every dataset gets its own template; the tables repeat the cells."""
 
 import importlib
 import json

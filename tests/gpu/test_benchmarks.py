@@ -14,15 +14,16 @@ import dear
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.gpu
 SHORT = {
-    "step": "--batch 4 --classes 10 --repeats 2 --shape ViT-B-32 --one-by-one",
+    "step compare": "--batch 4 --classes 10 --repeats 2 --shape ViT-B-32 --one-by-one",
+    "step presets": "--batch 4 --classes 10 --repeats 2",
+    "step losses": "--shape ViT-B-32 --steps 3 --classes 10 --precision bfloat16",
+    "step growth": "--shape ViT-B-32 --repeats 1",
+    "step kernels": "--batch 4 --classes 10 --rows 5",
     "inference": "--batch 4 --compile --classes 10 --repeats 2",
-    "images": "--images 16 --batch 8 --epochs 1 --workers 2",
-    "kernels": "--batch 4 --classes 10 --rows 5",
+    "images feed": "--images 16 --workers 2 --device cuda",
     "mechanisms": "--batch 4 --classes 10 --repeats 2 --files 16 --compiled",
-    "growth": "--shape ViT-B-32 --repeats 1",
     "roles": "--model ViT-B-32 --images 64 --phrases 100 --literal-images 32 --literal-heads 1",
     "against": f"--batch 4 --classes 10 --inference 1 --repeats 1 --turns 2 --base {FOLDER.parent}",
-    "losses": "--shape ViT-B-32 --steps 3 --classes 10 --precision bfloat16",
 }
 
 

@@ -28,7 +28,7 @@ Pixels = ImageSet | Tensor | Iterable[Tensor]
 Result = TypeVar("Result")
 
 GPU_BATCH = 250  #: the supplement's test batch
-CPU_TOKENS = 2_000  #: tokens per batch on a CPU; measured by `python benchmarks/images_in.py batches`
+CPU_TOKENS = 2_000  #: tokens per batch on a CPU; measured by `python benchmarks/images.py batches`
 
 
 def image_set(images: Images | ImageLike) -> ImageSet:

@@ -3,7 +3,7 @@
 A logistic regression on frozen image features is trained on all folds but one and answers the images of that
 fold, so no image is judged by a classifier that saw its label. An image is suspect if another class is
 `FACTOR` times as probable as its own; suspects are sorted by the probability of their own label, which ranks
-wrong labels better than that ratio does and is cleanlab's self-confidence (`research/wrong_labels.py`).
+wrong labels better than that ratio does and is cleanlab's self-confidence (`research/data/wrong_labels.py`).
 
 Of several labels per image each is judged by itself, against its absence: a label that an image has looks
 wrong, or one that it does not have looks missing, where the opposite is `FACTOR` times as probable.
