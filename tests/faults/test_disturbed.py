@@ -281,10 +281,16 @@ except SystemExit:
 """
 
 
-@pytest.mark.parametrize("option", ["--version", "--help"])
-def test_leaving_early_does_not_read_pytorch(option):
-    said = subprocess.run([sys.executable, "-c", LEAVE, option], capture_output=True, text=True, check=True)
-    assert said.stdout.splitlines()[-1] == "False"
+@pytest.mark.parametrize(
+    "arguments",
+    [["--version"], ["--help"], ["predict", "nowhere", "a.jpg"], ["predict", "nowhere.zip", "a.jpg"]],
+    ids=" ".join,
+)
+def test_leaving_early_does_not_read_pytorch(arguments):
+    command = [sys.executable, "-c", LEAVE, *arguments]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert finished.stdout.splitlines()[-1] == "False"
+    assert "nowhere" not in arguments or "nowhere: no such run folder" in finished.stderr
 
 
 def test_a_server_that_ends_leaves_no_thread_behind():

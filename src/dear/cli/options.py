@@ -10,13 +10,19 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from dear.cli.printing import say
-from dear.errors import UsageError
+from dear.errors import RunError, UsageError
 from dear.utils.parallel import cpu_limit
 
 
 def run_folder(source: str) -> Path:
-    """The folder of a run: the folder itself, or where `hf://owner/name` or an archive was put."""
-    if not source.startswith("hf://") and not source.lower().endswith(".zip"):
+    """The folder of a run: the folder itself, or where `hf://owner/name` or an archive was put.
+
+    A missing folder is reported before PyTorch is imported, which takes seconds.
+    """
+    shared = source.startswith("hf://")
+    if not shared and not os.path.exists(source):
+        raise RunError(f"{source}: no such run folder; `dear zeroshot` answers with a backbone", hint="adapt")
+    if not shared and not source.lower().endswith(".zip"):
         return Path(source)
     from dear.tasks.share.task import local_run
 

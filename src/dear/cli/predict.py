@@ -16,10 +16,11 @@ from dear.errors import InputError, UsageError
 
 def predict(
     run: Annotated[
-        Path | None,
+        str | None,
         Argument(
             help="Run folder, archive of `dear bundle`, or hf://owner/name; leave out with --onnx.",
-            **opt.AS_RUN,
+            metavar="RUN",
+            show_default=False,
         ),
     ] = None,
     images: Annotated[
@@ -99,10 +100,11 @@ def predict(
         "jsonl": None if printed else jsonl,
     }
     if onnx is not None:
-        words = [*([] if run is None else [str(run)]), *words]  # without a run, the first one is an image
+        words = [*([] if run is None else [run]), *words]  # without a run, the first one is an image
     if not words or (run is None and onnx is None):
         example = "dear predict run a.jpg" if onnx is None else f"dear predict --onnx {onnx} a.jpg"
         raise UsageError(f"expected a run and at least one image: {example}")
+    folder = opt.run_folder(run) if run is not None and onnx is None else None
     files = _read_list(words)
     if onnx is not None:
         from dear.export.predict import predict_exported
@@ -112,10 +114,10 @@ def predict(
     else:
         from dear.tasks.predict import predict as answer
 
-        assert run is not None
+        assert folder is not None
         names = opt.read_class_list(classes, classes_file)
         with stages() as progress:
-            predictions = answer(run, files, classes=names, device=device, progress=progress, **settings)
+            predictions = answer(folder, files, classes=names, device=device, progress=progress, **settings)
     if together:
         say(f"answered together ({len(predictions)} images): each answer depends on the others")
     if csv is not None or (jsonl is not None and not printed):
