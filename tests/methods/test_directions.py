@@ -44,6 +44,39 @@ def test_leaving_an_image_out_is_fitting_without_it() -> None:
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
+def test_leaving_an_image_out_leaves_its_copies_out() -> None:
+    features = F.normalize(torch.randn(12, 6, generator=torch.Generator().manual_seed(1)).double(), dim=1)
+    labels, times = torch.arange(12) % 4, torch.tensor([3, 1, 2, 1, 1, 5, 1, 1, 2, 1, 1, 4])
+    rows = torch.arange(12).repeat_interleave(times)
+    repeated, labels_repeated = features[rows], labels[rows]
+    fitted = fit_directions(repeated, labels_repeated, 4, ridge=2.0)
+    assert fitted.shares.tolist() == [0.25] * 4, "copies must count once"
+    x = (features - repeated.mean(0)) / fitted.length
+    change, moved = leave_out(x, labels, fitted.rows, fitted.inverse, fitted.shares)
+    y = F.one_hot(labels, 4).double() - fitted.shares
+    for i in range(12):
+        others = [j for j in range(12) if j != i]
+        normal = x[others].T @ x[others] + 2.0 * torch.eye(6).double()
+        expected = torch.linalg.solve(normal, x[others].T @ y[others]).T
+        torch.testing.assert_close(fitted.rows - change[i][:, None] * moved[i], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05], ids=["equal", "resaved"])
+def test_copies_of_one_image_per_class_are_one_image(noise: float) -> None:
+    """Units name copies whose features differ; equal features are found without them."""
+    pixels, labels = images(3, seed=4), torch.tensor([0, 1, 2])
+    one = DeAR(tiny_clip(), NAMES, roles=mixed_roles(), ids=token_ids())
+    one.prepare(lambda augment: iter([Batch(pixels, labels)]))
+    copies = pixels.repeat(4, 1, 1, 1) + noise * images(12, seed=5)
+    units = torch.arange(3).repeat(4) if noise else None
+    four = DeAR(tiny_clip(), NAMES, roles=mixed_roles(), ids=token_ids())
+    four.prepare(lambda augment: iter([Batch(copies, labels.repeat(4), units=units)]))
+    assert float(four.leaves_out) == float(one.leaves_out) == 0
+    if not noise:
+        assert four.facts()["direction_weight"] == pytest.approx(one.facts()["direction_weight"], rel=1e-6)
+        torch.testing.assert_close(four.direction_rows, one.direction_rows, rtol=0, atol=1e-6)
+
+
 def test_the_weight_starts_at_the_smallest_loss_of_refits() -> None:
     generator = torch.Generator().manual_seed(2)
     texts = F.normalize(torch.randn(4, 6, generator=generator).double(), dim=1)

@@ -38,6 +38,7 @@ from torch import Tensor
 from dear.clip.correction import AppliedCorrection
 from dear.clip.edit import BlockMask, Edit, LayerEdit
 from dear.clip.gpu import run_concurrently
+from dear.data.folds import IntArray
 from dear.errors import RoleError, UsageError
 from dear.heads.concept_words import find_attribute
 from dear.heads.names import CONCEPTS
@@ -103,6 +104,7 @@ class DeAR(Method):
     first: int
     cut: int = 1  # `build` sets the layer
     modes: ClassVar[tuple[str, ...]] = ("fused", "decoupled")
+    holds_out: ClassVar[bool] = True
     uses_roles: ClassVar[bool] = True
     recipe: ClassVar[Mapping[str, Any]] = {"batch": 4}
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
@@ -122,7 +124,7 @@ class DeAR(Method):
     direction_inverse: Tensor  #: A [E, E]; only training reads it, and empties it at the end
     class_shares: Tensor  #: fraction of the training images in each class [C]
     feature_length: Tensor  #: mean length of a centered feature []
-    leaves_out: Tensor  #: []; 1: some class has at least two training images, so one can be left out
+    leaves_out: Tensor  #: []; 1: some class has two training images that differ, so one can be left out
 
     def build(self, generator: torch.Generator) -> None:
         """Learned tensors: attribute tokens, text tokens, P_attr, and v (eq. 5, 6, 11, 18)."""
@@ -300,20 +302,25 @@ class DeAR(Method):
         """Compute the mean feature of the training images, class directions, and the mean focus term."""
         if self.focus_mean is None and self.image_mean is None:
             return
-        stages = [(features_of(self.clip, batch, self.focus), batch.labels) for batch in batches(False)]
-        images = torch.cat([frozen.x for frozen, _ in stages])  # [n, E]
+        stages, labels, units = list[Frozen](), list[Tensor](), list[Tensor]()
+        for batch in batches(False):
+            stages.append(features_of(self.clip, batch, self.focus))
+            labels.append(batch.labels)
+            units += [] if batch.units is None else [batch.units]
+        images = torch.cat([frozen.x for frozen in stages])  # [n, E]
         if self.image_mean is not None:
             self.image_mean.copy_(unit(images.to(self.image_mean.dtype)).mean(dim=0))
         if self.uses_directions:
-            self._fit_directions(unit(images), torch.cat([labels for _, labels in stages]).to(images.device))
+            copies = torch.cat(units).numpy() if units else None
+            self._fit_directions(unit(images), torch.cat(labels).to(images.device), copies)
         if self.focus_mean is not None:
-            terms = torch.cat([frozen.focus for frozen, _ in stages if frozen.focus is not None])  # [n, E]
+            terms = torch.cat([frozen.focus for frozen in stages if frozen.focus is not None])  # [n, E]
             self.focus_mean.copy_(terms.mean(dim=0))
 
-    def _fit_directions(self, features: Tensor, labels: Tensor) -> None:
-        """Class directions and the initial lambda from unit features [n, E] and labels [n]."""
+    def _fit_directions(self, features: Tensor, labels: Tensor, units: IntArray | None) -> None:
+        """Class directions and the initial lambda from unit features [n, E], labels [n] and units [n]."""
         classes, texts = len(self.trained_classes), self.prompts.frozen
-        fitted = fit_directions(features, labels, classes, self.config.direction_ridge)
+        fitted = fit_directions(features, labels, classes, self.config.direction_ridge, units)
         self.direction_rows.copy_(fitted.rows)
         self.direction_inverse = self.direction_rows.new_empty(fitted.inverse.shape).copy_(fitted.inverse)
         self.class_shares.copy_(fitted.shares)

@@ -6,7 +6,9 @@ X [n, E] are the frozen unit features of the training images minus their mean, d
 means.
 
 Without image x with residual e = y - R x, the same regression returns `R - e (A x)^T / (1 - x^T A x)`, so
-training and the choice of lambda can compare each image with directions that were fitted without it.
+training and the choice of lambda can compare each image with directions that were fitted without it. Copies
+of an image, and its repeats in a balanced set, together have the weight of one image in the regression, so
+that leaving out x leaves out all of them.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dear.data.folds import IntArray, equal_rows
 from dear.methods.tensors import indicators, label_loss, unit
 
 # A random view is not exactly the image that was fitted, so its leverage x^T A x may come too close to 1.
@@ -34,12 +38,14 @@ class Directions(NamedTuple):
 
     rows: Tensor  #: R [C, E]
     inverse: Tensor  #: A [E, E]
-    shares: Tensor  #: fraction of the training images in each class [C]
+    shares: Tensor  #: fraction of the training images in each class, copies counted once [C]
     length: Tensor  #: mean length of a centered feature, []
-    leaves_out: Tensor  #: []; 1: some class has at least two training images, so one can be left out
+    leaves_out: Tensor  #: []; 1: some class has two training images that differ, so one can be left out
 
 
-def fit_directions(features: Tensor, labels: Tensor, classes: int, ridge: float) -> Directions:
+def fit_directions(
+    features: Tensor, labels: Tensor, classes: int, ridge: float, units: IntArray | None = None
+) -> Directions:
     """Directions from unit features [n, E] and labels [n].
 
     Args:
@@ -47,6 +53,7 @@ def fit_directions(features: Tensor, labels: Tensor, classes: int, ridge: float)
         labels: class indices, or rows [n, C] of several labels.
         classes: number of classes C; a class without images has the direction 0.
         ridge: in units of a squared feature.
+        units: [n], copies of an image have the same; None: images with equal features are copies.
 
     >>> features = torch.nn.functional.normalize(torch.eye(4, dtype=torch.float64) + 0.1, dim=1)
     >>> fitted = fit_directions(features, torch.tensor([0, 0, 1, 1]), 2, ridge=1.0)
@@ -57,10 +64,23 @@ def fit_directions(features: Tensor, labels: Tensor, classes: int, ridge: float)
     length = x.norm(dim=1).mean().clamp(min=1e-12)  # 0 for a single image
     x = x / length
     truth = indicators(labels, classes).to(x)  # [n, C]
-    shares = truth.mean(dim=0)
-    inverse = torch.linalg.inv(x.T @ x + ridge * torch.eye(x.shape[1], dtype=x.dtype, device=x.device))
-    leaves_out = (truth.sum(dim=0).max() > 1).to(x)
-    return Directions((truth - shares).T @ x @ inverse, inverse, shares, length, leaves_out)
+    weights = _copy_weights(equal_rows(features) if units is None else units).to(x)[:, None]  # [n, 1]
+    counts = (weights * truth).sum(dim=0)  # images per class, copies counted once [C]
+    shares = counts / weights.sum()
+    weighted = weights * x  # [n, E]
+    inverse = torch.linalg.inv(weighted.T @ x + ridge * torch.eye(x.shape[1], dtype=x.dtype, device=x.device))
+    leaves_out = (counts.max() > 1 + 1e-6).to(x)
+    return Directions((truth - shares).T @ weighted @ inverse, inverse, shares, length, leaves_out)
+
+
+def _copy_weights(units: IntArray) -> Tensor:
+    """The weight of each image [n]: 1 divided by the number of its copies, itself included.
+
+    >>> _copy_weights(np.array([0, 1, 1]))
+    tensor([1.0000, 0.5000, 0.5000], dtype=torch.float64)
+    """
+    _, inverse, counts = np.unique(units, return_inverse=True, return_counts=True)
+    return torch.from_numpy(1.0 / counts[inverse])
 
 
 def leave_out(
