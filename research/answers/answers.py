@@ -62,10 +62,10 @@ from dear.tasks.choose.task import METHODS, choose
 from dear.train.calibrate import CLASS_FOLDS, FOLDS, SLOW_FOLDS
 from dear.train.crossval import (
     Trials,
-    classes_held_out,
-    held_out,
     iter_folds,
-    some_classes_held_out,
+    predict_held_out,
+    predict_held_out_classes,
+    predict_some_held_out_classes,
 )
 from dear.train.frozen import shared_views
 from dear.train.run import train
@@ -139,10 +139,13 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
     trained = clock()
     trials = Trials(images, recipe, views)
     if method.quick:
-        held = held_out(method, trials, FOLDS)
-        left = list(classes_held_out(method, trials, CLASS_FOLDS, rotate=True))
+        held = predict_held_out(method, trials, FOLDS)
+        left = list(predict_held_out_classes(method, trials, CLASS_FOLDS, rotate=True))
     else:
-        held, left = next(iter_folds(method, trials, SLOW_FOLDS)), [some_classes_held_out(method, trials)]
+        held, left = (
+            next(iter_folds(method, trials, SLOW_FOLDS)),
+            [predict_some_held_out_classes(method, trials)],
+        )
     found: dict[str, Any] = {
         "hardware": hardware(task.clip.device.type),
         "torch": torch.__version__,

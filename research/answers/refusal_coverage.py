@@ -44,7 +44,7 @@ from dear.shortcuts.edited_images import JoinedImages
 from dear.tasks.drift import find_far
 from dear.tasks.speed import add_rows
 from dear.train.calibrate import FOLDS, fit_calibration, with_nearness
-from dear.train.crossval import Trials, held_out
+from dear.train.crossval import Trials, predict_held_out
 from dear.train.frozen import FrozenViews
 from dear.train.run import train
 from dear.train.setup.prepare import explicit_options, recipe_for
@@ -181,7 +181,9 @@ def draw(
     some, known = images.subset(chosen.tolist()), views.subset(chosen)
     method, recipe = start.untrained_copy(seed=seed), replace(recipe, seed=seed)
     train(method, some, recipe, spec=Spec(), views=known)
-    held = held_out(method, Trials(some, recipe, known, duplicates=copies.subset(chosen.tolist())), FOLDS)
+    held = predict_held_out(
+        method, Trials(some, recipe, known, duplicates=copies.subset(chosen.tolist())), FOLDS
+    )
     assert held is not None
     features = views.features(None, chosen.tolist()).x
     calibration = fit_calibration(held, [], method.open_classes, FOLDS)

@@ -11,7 +11,7 @@ from dear.errors import UsageError
 from dear.methods import DeAR
 from dear.runs.recipe import Recipe
 from dear.train.run import train
-from dear.train.trackers import Tracker, logged
+from dear.train.trackers import Tracker, tracked_steps
 
 
 def scalars(folder):
@@ -26,7 +26,7 @@ def test_a_trainings_log_is_written_once_a_line(tmp_path):
     pytest.importorskip("tensorboard")
     model = DeAR(tiny_clip(dtype=torch.float32), ["red", "green"], roles=mixed_roles())
     told = []
-    with logged(f"tensorboard:{tmp_path}", lambda step, steps, line: told.append(step)) as progress:
+    with tracked_steps(f"tensorboard:{tmp_path}", lambda step, steps, line: told.append(step)) as progress:
         done = train(model, Colors(classes=2, each=4), Recipe(epochs=3, batch=4), progress=progress)
     read = scalars(tmp_path)
     assert told == list(range(1, done.steps + 1))
@@ -46,7 +46,7 @@ def test_results_are_charts_by_data_set_and_curves_by_method(tmp_path):
 
 
 def test_without_a_folder_nothing_is_written_or_needed():
-    with logged(None) as progress:
+    with tracked_steps(None) as progress:
         progress(1, 2, {"step": 1})
 
 
@@ -54,7 +54,7 @@ def test_without_a_folder_nothing_is_written_or_needed():
 def test_without_the_package_there_is_a_command(monkeypatch, tool):
     package = "torch.utils.tensorboard.writer" if tool == "tensorboard" else tool
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UsageError, match=f"pip install .*{tool}"), logged(f"{tool}:x"):
+    with pytest.raises(UsageError, match=f"pip install .*{tool}"), tracked_steps(f"{tool}:x"):
         pass
 
 
@@ -74,7 +74,7 @@ def test_tools_with_the_functions_of_wandb(monkeypatch, tool):
         )
 
     monkeypatch.setitem(sys.modules, tool, SimpleNamespace(init=init))
-    with logged(f"{tool}:photos") as progress:
+    with tracked_steps(f"{tool}:photos") as progress:
         for _ in range(2):  # a line counts once
             progress(3, 9, {"step": 3, "epoch": 1, "loss": 0.5})
     assert calls == [("photos", None), ({"train/loss": 0.5}, 3), "end"]
@@ -84,7 +84,7 @@ def test_tools_with_the_functions_of_wandb(monkeypatch, tool):
 def test_mlflow_reads_back_what_was_logged(tmp_path, place):
     mlflow = pytest.importorskip("mlflow")
     place = place.format(tmp_path)
-    with logged(f"mlflow:{place}") as progress:
+    with tracked_steps(f"mlflow:{place}") as progress:
         progress(1, 2, {"step": 1, "loss": 0.5})
         progress(2, 2, {"step": 2, "loss": 0.25})
     client = mlflow.MlflowClient(place if ":" in place else f"sqlite:///{place}/mlflow.db")

@@ -26,7 +26,7 @@ from dear.tasks.evaluate import held_out_accuracy, open_held_out
 from dear.train.fit import fit
 from dear.train.setup.estimate import estimate
 from dear.train.setup.prepare import Job, check_held_out, open_training, prepare
-from dear.train.trackers import Tracker, logged
+from dear.train.trackers import Tracker, tracked_steps
 from dear.utils.files import PathLike
 from dear.utils.pairs import parse_pairs
 from dear.utils.progress import Progress
@@ -186,7 +186,7 @@ def adapt(
     )
     job.method.pick_mode(mode)
     _log_plan(job, held_out, resume)
-    with logged(log) as each_step:
+    with tracked_steps(log) as each_step:
         model = fit(job, out, resume=resume, progress=progress, log=each_step, stop=stop)
     metrics: dict[str, Any] = {} if job.focus is None else {"focus": asdict(job.focus)}
     if check and held_out is not None:

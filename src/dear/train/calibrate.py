@@ -24,10 +24,10 @@ from dear.train.crossval import (
     HeldOutClasses,
     Trials,
     class_folds,
-    classes_held_out,
     concat_folds,
     iter_folds,
-    some_classes_held_out,
+    predict_held_out_classes,
+    predict_some_held_out_classes,
 )
 from dear.utils.progress import Progress
 
@@ -86,9 +86,9 @@ def calibrate(
     if method.several:
         return fit_sets(held_out, targets_of(trials.images), parts)
     if method.quick:
-        without_classes = list(classes_held_out(method, trials, CLASS_FOLDS, rotate=True))
+        without_classes = list(predict_held_out_classes(method, trials, CLASS_FOLDS, rotate=True))
     else:
-        without_classes = [some_classes_held_out(method, trials)] if len(method.classes) > 2 else []
+        without_classes = [predict_some_held_out_classes(method, trials)] if len(method.classes) > 2 else []
     if progress is not None:
         progress("calibration", 100, 100)
     calibration = fit_calibration(held_out, without_classes, method.open_classes, parts)

@@ -58,18 +58,18 @@ def sample_boxes(
 
     area = (height * width)[:, None] * _between(draws[:, :_TRIES], *scale)  # [B, tries]
     aspect = _between(draws[:, _TRIES : 2 * _TRIES], math.log(ratio[0]), math.log(ratio[1])).exp()
-    wide = (area * aspect).sqrt().round()
-    tall = (area / aspect).sqrt().round()
-    fits = (wide >= 1) & (tall >= 1) & (wide <= width[:, None]) & (tall <= height[:, None])
+    widths = (area * aspect).sqrt().round()
+    heights = (area / aspect).sqrt().round()
+    fits = (widths >= 1) & (heights >= 1) & (widths <= width[:, None]) & (heights <= height[:, None])
     first = fits.to(torch.int64).argmax(1, keepdim=True)
     any_fits = fits.any(1)
 
-    whole = (width / height).clamp(*ratio)
+    largest = (width / height).clamp(*ratio)  # aspect of the largest crop
     crop_h = torch.where(
-        any_fits, tall.gather(1, first)[:, 0], torch.minimum(height, (width / whole).round())
+        any_fits, heights.gather(1, first)[:, 0], torch.minimum(height, (width / largest).round())
     )
     crop_w = torch.where(
-        any_fits, wide.gather(1, first)[:, 0], torch.minimum(width, (height * whole).round())
+        any_fits, widths.gather(1, first)[:, 0], torch.minimum(width, (height * largest).round())
     )
     crop_h, crop_w = crop_h.clamp(min=1), crop_w.clamp(min=1)
     top = torch.where(any_fits, draws[:, -3] * (height - crop_h + 1), (height - crop_h) / 2).floor()

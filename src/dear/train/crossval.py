@@ -1,7 +1,7 @@
 """Cross-validation over training images and over classes: predictions for images that were not trained on.
 
-`held_out` holds out images, each class in equal folds; `classes_held_out` holds out classes, whose images
-represent classes that are added later, or images of no class.
+`predict_held_out` holds out images, each class in equal folds; `predict_held_out_classes` holds out classes,
+whose images represent classes that are added later, or images of no class.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def class_folds(names: Sequence[str], seed: int) -> list[tuple[Tensor, Tensor]]:
     half = (len(names) + 1) // 2
     first, second = order[:half].sort().values, order[half:].sort().values
     halves = [(first, second), (second, first)]
-    return [(trained, held) for trained, held in halves if len(trained) >= 2 and len(held) >= 1]
+    return [(trained, new) for trained, new in halves if len(trained) >= 2 and len(new) >= 1]
 
 
 def untrained_copy(
@@ -185,12 +185,12 @@ class Trials:
 
     def answers(self, method: Method, rows: Tensor) -> Logits:
         """Logits in every mode of the images at `rows`."""
-        known = None if self.views is None else self.views.subset(rows).inference()
+        frozen = None if self.views is None else self.views.subset(rows).inference()
         model = Model(method, precision=self.recipe.precision)
-        return model.logits(self.images.subset(rows.tolist()), frozen=known)
+        return model.logits(self.images.subset(rows.tolist()), frozen=frozen)
 
 
-def held_out(method: Method, trials: Trials, folds: int) -> HeldOut | None:
+def predict_held_out(method: Method, trials: Trials, folds: int) -> HeldOut | None:
     """Predictions for every image by a method trained without it; None if no class has two images.
 
     Of several copies of an image, one is predicted. `method` is not changed; each fold costs
@@ -201,7 +201,7 @@ def held_out(method: Method, trials: Trials, folds: int) -> HeldOut | None:
 
 
 def iter_folds(method: Method, trials: Trials, folds: int) -> Iterator[HeldOut]:
-    """The predictions of `held_out`, fold by fold."""
+    """The predictions of `predict_held_out`, fold by fold."""
     images, seed = trials.images, trials.recipe.seed
     for fold in trials.folds(folds):
         copy = untrained_copy(method, method.classes, None, seed)
@@ -217,7 +217,7 @@ def concat_folds(parts: Sequence[H]) -> H:
     return replace(parts[0], logits=logits, labels=labels, rows=rows)
 
 
-def classes_held_out(
+def predict_held_out_classes(
     method: Method, trials: Trials, folds: int = 2, rotate: bool = False
 ) -> Iterator[HeldOutClasses]:
     """Predictions of methods trained on each half of the classes and without a fold of the images.
@@ -228,23 +228,25 @@ def classes_held_out(
     image_parts = trials.folds(folds)
     for labels, others in class_folds(method.classes, trials.recipe.seed) if image_parts else ():
         if rotate:
-            yield concat_folds([_without(method, trials, labels, others, fold, fold) for fold in image_parts])
+            yield concat_folds(
+                [_predict_without(method, trials, labels, others, fold, fold) for fold in image_parts]
+            )
         else:
-            yield _without(method, trials, labels, others, image_parts[0])
+            yield _predict_without(method, trials, labels, others, image_parts[0])
 
 
-def some_classes_held_out(method: Method, trials: Trials) -> HeldOutClasses:
+def predict_some_held_out_classes(method: Method, trials: Trials) -> HeldOutClasses:
     """Predictions of one method trained without a third of the images and without a quarter of the classes.
 
     At least two of four or more classes are held out, and none of two. It costs about half a training.
     """
     count, order = len(method.classes), class_order(method.classes, trials.recipe.seed)
-    held = min(max(2, count // 4), count - 2)
-    labels, others = order[held:].sort().values, order[:held].sort().values
-    return _without(method, trials, labels, others, trials.folds(3)[0])
+    new = min(max(2, count // 4), count - 2)
+    labels, others = order[new:].sort().values, order[:new].sort().values
+    return _predict_without(method, trials, labels, others, trials.folds(3)[0])
 
 
-def _without(
+def _predict_without(
     method: Method, trials: Trials, labels: Tensor, others: Tensor, fold: Tensor, rows: Tensor | None = None
 ) -> HeldOutClasses:
     """Predictions of a method trained on the classes `labels` without the images of `fold`.
@@ -254,7 +256,7 @@ def _without(
     images, seed, token_ids = trials.images, trials.recipe.seed, method.prompts.token_ids
     of_trained = torch.isin(images.labels, labels)
     in_fold = _mask_of(fold, len(images))
-    names, new = (tuple(method.classes[i] for i in some.tolist()) for some in (labels, others))
+    names, new = (tuple(method.classes[i] for i in part.tolist()) for part in (labels, others))
     column = torch.full((len(method.classes),), -1)
     column[labels], column[others] = torch.arange(len(labels)), len(labels) + torch.arange(len(others))
     copy = untrained_copy(method, names, labels, seed)

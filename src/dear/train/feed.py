@@ -62,14 +62,14 @@ class TrainingPixels:
         Returns:
             uint8 [b, 3, h, w] on the device, and int64 [b, 2] (on the CPU): height and width of each image.
         """
-        wanted = [int(index) for index in indices]
-        missing = [index for index in dict.fromkeys(wanted) if index not in self._kept]
-        fresh = dict(zip(missing, map_threads(self._decode, missing), strict=True))
-        for index, image in fresh.items():
+        numbers = [int(index) for index in indices]
+        missing = [index for index in dict.fromkeys(numbers) if index not in self._kept]
+        decoded = dict(zip(missing, map_threads(self._decode, missing), strict=True))
+        for index, image in decoded.items():
             if self._bytes + image.numel() <= self.limit_bytes:
                 self._kept[index] = image
                 self._bytes += image.numel()
-        return pad([fresh[index] if index in fresh else self._kept[index] for index in wanted])
+        return pad([decoded[index] if index in decoded else self._kept[index] for index in numbers])
 
     def _decode(self, index: int) -> Tensor:
         """One image, uint8 [3, h, w], on the device."""
@@ -96,7 +96,7 @@ def pad(images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return batch, sizes
 
 
-def stream(seed: int, purpose: str, number: int) -> torch.Generator:
+def seeded_generator(seed: int, purpose: str, number: int) -> torch.Generator:
     """A random generator for one purpose and step, independent of what was drawn before."""
     digest = hashlib.blake2b(f"{seed}/{purpose}/{number}".encode(), digest_size=7).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
@@ -128,9 +128,9 @@ class Feed:
             self.domains = torch.tensor([names.index(d) for d in images.domains], device=self.device)
         self.decoded = TrainingPixels(images, self.size, self.device, least_area=recipe.scale[0])
         on_cpu = self.device.type == "cpu"
-        self.walk_batch = recipe.batch if on_cpu else max(recipe.batch, images_at_once(clip))
+        self.prepare_batch = recipe.batch if on_cpu else max(recipe.batch, images_at_once(clip))
         self._order: tuple[int, list[int]] = (-1, [])
-        self._walks = 0
+        self._passes = 0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -149,9 +149,9 @@ class Feed:
 
     def _labeled(self, views: Tensor, indices: Sequence[int]) -> Batch:
         pixels = normalize(views, self.mean, self.std)
-        return Batch(pixels, *self.truth(indices), self.units_of(indices))
+        return Batch(pixels, *self.labels_and_domains(indices), self.units_of(indices))
 
-    def truth(self, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    def labels_and_domains(self, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """Labels [b], or rows [b, C] of several, and, where there are any, domain numbers [b]."""
         # Copied from the host without waiting for the device: nothing in a step may.
         rows = torch.tensor(list(indices)).to(self.device, non_blocking=True)
@@ -164,7 +164,7 @@ class Feed:
     def order(self, epoch: int) -> list[int]:
         """The order of the images in epoch `epoch` (from 0)."""
         if self._order[0] != epoch:
-            generator = stream(self.recipe.seed, "order", epoch)
+            generator = seeded_generator(self.recipe.seed, "order", epoch)
             self._order = (epoch, torch.randperm(len(self.images), generator=generator).tolist())
         return self._order[1]
 
@@ -184,7 +184,7 @@ class Feed:
             return self.batch(indices, None)
         raw, sizes = self.decoded.batch(indices)
         draws = [
-            self._boxes(size[None], stream(self.recipe.seed, f"view {view}", index))
+            self._boxes(size[None], seeded_generator(self.recipe.seed, f"view {view}", index))
             for index, size in zip(indices, sizes, strict=True)
         ]
         return self._cropped(raw, draws, indices)
@@ -192,15 +192,15 @@ class Feed:
     def span(self, first: int, last: int) -> tuple[Batch, list[int]]:
         """The batches of steps `first` to `last` - 1 as one, and the images of each; the views of `at`."""
         steps = [self.indices(step) for step in range(first, last)]
-        counts, wanted = [len(indices) for indices in steps], [i for indices in steps for i in indices]
+        counts, indices = [len(step) for step in steps], [index for step in steps for index in step]
         if not self.recipe.augment:
-            return self.batch(wanted, None), counts
-        raw, sizes = self.decoded.batch(wanted)
+            return self.batch(indices, None), counts
+        raw, sizes = self.decoded.batch(indices)
         draws = [
-            self._boxes(part, stream(self.recipe.seed, "views", step))
+            self._boxes(part, seeded_generator(self.recipe.seed, "views", step))
             for step, part in enumerate(sizes.split(counts), first)
         ]
-        return self._cropped(raw, draws, wanted), counts
+        return self._cropped(raw, draws, indices), counts
 
     def _boxes(self, sizes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return sample_boxes(sizes, generator, self.recipe.scale, flip=self.recipe.flip)
@@ -216,9 +216,10 @@ class Feed:
 
         On a GPU more images than a training step has are computed at once: small batches would only wait.
         """
-        self._walks += 1
-        for start in range(0, len(self.images), self.walk_batch):
-            indices = range(start, min(start + self.walk_batch, len(self.images)))
-            changed = augment and self.recipe.augment
-            views = stream(self.recipe.seed, f"walk {self._walks}", start) if changed else None
-            yield self.batch(indices, views)
+        self._passes += 1
+        for start in range(0, len(self.images), self.prepare_batch):
+            indices = range(start, min(start + self.prepare_batch, len(self.images)))
+            generator = None
+            if augment and self.recipe.augment:
+                generator = seeded_generator(self.recipe.seed, f"walk {self._passes}", start)
+            yield self.batch(indices, generator)

@@ -225,14 +225,14 @@ class StepFeed:
         self.method, self.feed, self.steps, self.views = method, feed, steps, views
         self.span = steps_at_once(feed.size, feed.recipe.batch) if ahead else 1
         self._group, self._parts = -1, list[StepInputs]()
-        self._walks = 0  # of random views
+        self._passes = 0  # with random views
 
     def at(self, step: int) -> StepInputs:
         """The inputs of a training step (from 0)."""
         if self.views is not None:
             rows = self.feed.indices(step)
             frozen = self.views.training(step // self.feed.steps_per_epoch, rows)
-            return StepInputs(frozen, *self.feed.truth(rows))
+            return StepInputs(frozen, *self.feed.labels_and_domains(rows))
         group, number = divmod(step, self.span)
         if group != self._group:
             self._parts = []  # its memory is free for the next
@@ -258,9 +258,11 @@ class StepFeed:
         if self.views is None or not (self.method.reads_frozen or self.method.cut == "feature"):
             yield from self.feed.batches(augment)
             return
-        view = self._walks if augment else None
-        self._walks += augment
+        view = self._passes if augment else None
+        self._passes += augment
         for rows in torch.arange(len(self.views)).split(256):
-            stage = self.views.features(view, rows.tolist())
             places = rows.tolist()
-            yield FeatureBatch(stage.x, *self.feed.truth(places), stage.focus, self.feed.units_of(places))
+            stage = self.views.features(view, places)
+            yield FeatureBatch(
+                stage.x, *self.feed.labels_and_domains(places), stage.focus, self.feed.units_of(places)
+            )

@@ -128,7 +128,7 @@ def label_probabilities(
     return probabilities
 
 
-def _suspected_sets(images: ImageSet, probabilities: Floats, targets: Tensor) -> tuple[Suspect, ...]:
+def _find_suspect_sets(images: ImageSet, probabilities: Floats, targets: Tensor) -> tuple[Suspect, ...]:
     """Labels that look wrong ("red", or "not red"?) and labels that look missing ("not red", or "red"?)."""
     present = targets.numpy()  # [n, C]
     label_probability = np.where(present, probabilities, 1 - probabilities)
@@ -157,7 +157,7 @@ def rank_labels(probabilities: Floats, labels: Tensor) -> tuple[list[int], npt.N
     ], best
 
 
-def suspects_of(
+def find_suspects(
     images: ImageSet, features: Tensor, seed: int = 1, units: IntArray | None = None
 ) -> tuple[Suspect, ...]:
     """Images whose labels look wrong, the most suspicious first, from frozen features [n, E].
@@ -167,7 +167,7 @@ def suspects_of(
     targets = targets_of(images)
     if targets is not None:
         targets = targets.cpu()
-        return _suspected_sets(images, label_probabilities(features.cpu(), targets, seed, units), targets)
+        return _find_suspect_sets(images, label_probabilities(features.cpu(), targets, seed, units), targets)
     labels = images.labels.cpu()
     probabilities = out_of_sample(features.cpu(), labels, len(images.classes), seed, units)
     indices, best = rank_labels(probabilities, labels)
@@ -189,7 +189,7 @@ def label_summary(images: ImageSet, features: Tensor, units: IntArray | None = N
     """The entry `labels` of a run's `metrics.json`; None if there are too few images or too many to check."""
     if not LEAST_IMAGES <= len(images) <= MOST_WORK / len(images.classes):
         return None
-    suspects = suspects_of(images, features, units=units)
+    suspects = find_suspects(images, features, units=units)
     first = [
         {"image": suspect.key, "label": suspect.label, "suggestion": suspect.suggestion}
         for suspect in suspects[:NAMED]

@@ -18,12 +18,12 @@ from dear.errors import TrainingError, reason_of
 from dear.methods.base import Method
 from dear.methods.frozen import Frozen, Loss
 from dear.runs.recipe import Line, Recipe
-from dear.train.feed import Feed, stream
+from dear.train.feed import Feed, seeded_generator
 from dear.train.frozen import FrozenViews, StepFeed, StepInputs
 from dear.train.recording import Inputs, StepRecording, can_record
 
 _log = logging.getLogger("dear")
-_WORTH_RECORDING = 50  # steps
+_LEAST_RECORDED = 50  # steps; a shorter training is not recorded
 LOG_EVERY = 10  #: steps between two lines of the log; between them nothing waits for the device
 
 OnStep = Callable[[int, int, Mapping[str, float | int]], None]
@@ -79,7 +79,7 @@ class RecordedStep(EagerStep):
     def __init__(self, parts: StepParts, inputs: StepFeed) -> None:
         super().__init__(parts, inputs)
         self.recording: StepRecording | None = None
-        self._works = True
+        self._recordable = True
         self._updates = can_record(parts.optimizer)  # else the update is not part of the recording
 
     def __call__(self, number: int) -> Loss:
@@ -88,7 +88,7 @@ class RecordedStep(EagerStep):
         flat = (*inputs.frozen, inputs.labels, inputs.domains)
         full = len(inputs.labels) == parts.feed.recipe.batch
         # The first step is launched, so that the optimizer allocates its state outside of the recording.
-        ready = full and self._works and (not self._updates or bool(parts.optimizer.state))
+        ready = full and self._recordable and (not self._updates or bool(parts.optimizer.state))
         if ready and self.recording is None:
             self.recording = self._record(flat)
         if not full or self.recording is None:
@@ -106,12 +106,12 @@ class RecordedStep(EagerStep):
         before = torch.cuda.get_rng_state(self.parts.feed.device)
         try:
             return StepRecording(
-                self._recorded, inputs, self.parts.learned, self.parts.optimizer if self._updates else None
+                self._gradients, inputs, self.parts.learned, self.parts.optimizer if self._updates else None
             )
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            self._works = False
+            self._recordable = False
             torch.cuda.synchronize()
             _log.warning(
                 "dear: a step of %s cannot be recorded, so training is slower (%s); `dynamic = True` in its "
@@ -123,7 +123,8 @@ class RecordedStep(EagerStep):
         finally:
             torch.cuda.set_rng_state(before, self.parts.feed.device)
 
-    def _recorded(self, inputs: Inputs) -> Loss:
+    def _gradients(self, inputs: Inputs) -> Loss:
+        """`StepParts.gradients` of the tensors of a step."""
         x, *others, labels, domains = inputs
         assert x is not None
         assert labels is not None
@@ -136,16 +137,16 @@ def make_step(parts: StepParts, steps: int, remaining: int, views: FrozenViews |
     `remaining` steps follow; `views` are the frozen stages of all images, if they are known.
     """
     recipe = parts.feed.recipe
-    recorded = (
+    record = (
         recipe.replay
         and not parts.method.dynamic
         and (views is None or recipe.views > 0)
         and parts.feed.device.type == "cuda"
         and not parts.scaler.is_enabled()
-        and remaining >= _WORTH_RECORDING
+        and remaining >= _LEAST_RECORDED
     )
-    inputs = StepFeed(parts.method, parts.feed, steps, views, ahead=recorded)
-    return RecordedStep(parts, inputs) if recorded else EagerStep(parts, inputs)
+    inputs = StepFeed(parts.method, parts.feed, steps, views, ahead=record)
+    return RecordedStep(parts, inputs) if record else EagerStep(parts, inputs)
 
 
 class Loop:
@@ -205,7 +206,7 @@ class Loop:
         devices = [self.feed.device] if self.feed.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             if self.step == 0:
-                torch.manual_seed(stream(self.recipe.seed, "prepare", 0).initial_seed())
+                torch.manual_seed(seeded_generator(self.recipe.seed, "prepare", 0).initial_seed())
                 self.method.prepare(StepFeed(self.method, self.feed, self.steps, self.views).batches)
             while self.step < self.steps:
                 self._train_step()
@@ -227,7 +228,7 @@ class Loop:
 
     def _train_step(self) -> None:
         """One step."""
-        torch.manual_seed(stream(self.recipe.seed, "step", self.step).initial_seed())
+        torch.manual_seed(seeded_generator(self.recipe.seed, "step", self.step).initial_seed())
         rate = self.rates[self.step]
         for group in self.optimizer.param_groups:
             group_rate = rate * group["multiple"]
@@ -286,10 +287,10 @@ class Loop:
             tensors["scaler"] = torch.tensor([state["scale"], state["_growth_tracker"]])
         return tensors, {"step": str(self.step), "parts": " ".join(self._names)}
 
-    def restore(self, tensors: Mapping[str, Tensor], words: Mapping[str, str], lines: list[Line]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], lines: list[Line]) -> None:
         """Continue from the result of `state`; `lines` is the log, of which later steps are dropped."""
-        self.step = int(words["step"])
-        self._names = tuple(words["parts"].split())
+        self.step = int(metadata["step"])
+        self._names = tuple(metadata["parts"].split())
         self.lines = [line for line in lines if line["step"] <= self.step]
         adapter = {
             name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")

@@ -214,11 +214,11 @@ def _interrupts(stop: Callable[[], bool] | None) -> Iterator[Callable[[], bool]]
         return
     before = signal.getsignal(signal.SIGINT)
 
-    def first(number: int, frame: Any) -> None:
+    def on_first(number: int, frame: Any) -> None:
         pressed.set()
         signal.signal(signal.SIGINT, before)
 
-    signal.signal(signal.SIGINT, first)
+    signal.signal(signal.SIGINT, on_first)
     try:
         yield stopped
     finally:
@@ -242,25 +242,25 @@ def _deterministic(enabled: bool) -> Iterator[None]:
 
 def save_state(loop: Loop, folder: Path, seconds: float) -> None:
     """Save the log and the state to resume from; `seconds` is the training time so far."""
-    tensors, words = loop.state()
+    tensors, metadata = loop.state()
     write_log(folder, loop.lines)
-    write_safetensors(folder / "resume.safetensors", tensors, {**words, "seconds": f"{seconds:.3f}"})
+    write_safetensors(folder / "resume.safetensors", tensors, {**metadata, "seconds": f"{seconds:.3f}"})
 
 
 def restore(loop: Loop, folder: Path) -> float:
     """Continue from the folder's saved state; returns the seconds that earlier processes trained for."""
     path = folder / "resume.safetensors"
-    tensors, words = read_safetensors(path, "saved training state")
+    tensors, metadata = read_safetensors(path, "saved training state")
     require_finite(tensors, str(path))
     try:
-        if not 0 < int(words["step"]) <= loop.steps:
-            raise ValueError(f"step {words['step'][:20]} of {loop.steps}")
+        if not 0 < int(metadata["step"]) <= loop.steps:
+            raise ValueError(f"step {metadata['step'][:20]} of {loop.steps}")
         window = tensors.get("window")
-        if window is not None and (window.dim() != 2 or window.shape[1] != len(words["parts"].split())):
+        if window is not None and (window.dim() != 2 or window.shape[1] != len(metadata["parts"].split())):
             raise ValueError("its losses do not match their names")
-        loop.restore(tensors, words, read_log(folder))
+        loop.restore(tensors, metadata, read_log(folder))
         _check_optimizer(loop, [name for name in tensors if name.startswith("optimizer.")])
-        seconds = float(words.get("seconds", 0.0))
+        seconds = float(metadata.get("seconds", 0.0))
         if not 0 <= seconds < math.inf:
             raise ValueError(f"{seconds} seconds of training")
         return seconds

@@ -64,12 +64,12 @@ class Tracker:
         `group` names what was measured on (protocol and dataset), `step` is the place on the axis (the seed).
         """
         values = {
-            "/".join(map(_plain, (group, column, *(() if mode == "default" else (mode,))))): value
+            "/".join(map(_safe_name, (group, column, *(() if mode == "default" else (mode,))))): value
             for mode, row in modes.items()
             for column, value in row.items()
             if value is not None
         }
-        self.write(_plain(run), values, step)
+        self.write(_safe_name(run), values, step)
 
     def close(self) -> None:
         """Write what is waiting and end the runs."""
@@ -78,7 +78,7 @@ class Tracker:
 
 
 @contextmanager
-def logged(log: str | None, progress: OnStep | None = None) -> Iterator[OnStep]:
+def tracked_steps(log: str | None, progress: OnStep | None = None) -> Iterator[OnStep]:
     """A training's step callback that also writes to a tracker; without one just the callback."""
     if log is None:
         yield progress or (lambda step, steps, line: None)
@@ -96,13 +96,13 @@ def logged(log: str | None, progress: OnStep | None = None) -> Iterator[OnStep]:
         tracker.close()
 
 
-def _plain(words: str) -> str:
+def _safe_name(name: str) -> str:
     """A name that is safe as a folder and as a tag.
 
-    >>> _plain("world:textures"), _plain("../x")
+    >>> _safe_name("world:textures"), _safe_name("../x")
     ('world-textures', 'x')
     """
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", words).strip("-.") or "unnamed"
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.") or "unnamed"
 
 
 _Open = Callable[[str], tuple[Write, Callable[[], None]]]  # name of a run -> how to write to it and end it

@@ -23,7 +23,7 @@ from dear.runs.folder import check_folder
 from dear.runs.spec import Spec
 from dear.tasks.adapt import adapt as train
 from dear.tasks.choose.result import Candidate, Choice, listed
-from dear.train.crossval import HeldOut, Trials, classes_held_out, held_out, image_folds
+from dear.train.crossval import HeldOut, Trials, image_folds, predict_held_out, predict_held_out_classes
 from dear.train.fit import trials_of
 from dear.train.frozen import FrozenViews, reads_features, shared_views
 from dear.train.run import Paused
@@ -196,7 +196,7 @@ def _try(job: Job, folds: int, deadline: float, cached: list[FrozenViews | None]
         began = time.monotonic()  # others use the same features
     try:
         trials = trials_of(job, views, stop=lambda: time.monotonic() > deadline)
-        held = held_out(method, trials, folds)
+        held = predict_held_out(method, trials, folds)
         assert held is not None  # some class has two images
         new = _on_new(job, trials) if method.open_classes else None
     except Paused:
@@ -217,7 +217,7 @@ def _views(job: Job, cached: list[FrozenViews | None]) -> FrozenViews | None:
 def _on_new(job: Job, trials: Trials) -> Tensor | None:
     """Right or wrong on images of held-out classes, answered among those; None: too few classes."""
     mode, parts = job.method.modes[0], []
-    for turn in classes_held_out(job.method, trials):
+    for turn in predict_held_out_classes(job.method, trials):
         first = len(turn.trained)
         in_group = turn.labels >= first
         if len(turn.new) > 1:

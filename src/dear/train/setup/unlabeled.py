@@ -22,7 +22,7 @@ from dear.runs.feature_cache import FeatureCache
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec
 from dear.shortcuts.edited_images import JoinedImages
-from dear.train.crossval import Trials, held_out
+from dear.train.crossval import Trials, predict_held_out
 from dear.train.frozen import views_for
 from dear.train.setup.balance import balanced_rows
 from dear.train.teacher import Teacher, repeat_labeled
@@ -266,7 +266,7 @@ def compare_trainings(
     without = Trials(images, recipe, views_for(method, joined, recipe), repeated, duplicates=duplicates)
     correct = []
     for trials in (without, replace(without, teacher=teacher, recipe=recipe_for(shown_labels))):
-        answers = held_out(method, trials, FOLDS)
+        answers = predict_held_out(method, trials, FOLDS)
         if answers is None:
             return Comparison(0, 0, 0, 0, 0)
         logits = answers.logits[method.pick_mode(None)]
