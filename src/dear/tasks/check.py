@@ -20,7 +20,7 @@ from dear.report.page import Table, percent, render
 from dear.runs.feature_cache import FeatureCache
 from dear.tasks.labeling.answers import AnswerFile
 from dear.tasks.load import load_backbone
-from dear.train.label_check import Suspect, find_suspects
+from dear.train.label_check import Suspect, find_wrong_labels
 from dear.utils.files import PathLike, check_output, write_atomic
 from dear.utils.progress import Progress
 
@@ -100,7 +100,7 @@ def check_labels(
     if len(images.classes) < 2 and targets_of(images) is None:
         raise DataError(f"{images.name}: has one class only; labels are compared with other classes")
     features = FeatureCache().image_features(clip, images, progress)
-    suspects = find_suspects(images, features, units=find_duplicates(images).units)
+    suspects = find_wrong_labels(images, features, units=find_duplicates(images).units)
     fresh = tuple(each for each in suspects if each.key not in checked)
     several = targets_of(images) is not None
     return LabelCheck(len(images), fresh, len(suspects) - len(fresh), several)

@@ -157,7 +157,7 @@ def rank_labels(probabilities: Floats, labels: Tensor) -> tuple[list[int], npt.N
     ], best
 
 
-def find_suspects(
+def find_wrong_labels(
     images: ImageSet, features: Tensor, seed: int = 1, units: IntArray | None = None
 ) -> tuple[Suspect, ...]:
     """Images whose labels look wrong, the most suspicious first, from frozen features [n, E].
@@ -189,7 +189,7 @@ def label_summary(images: ImageSet, features: Tensor, units: IntArray | None = N
     """The entry `labels` of a run's `metrics.json`; None if there are too few images or too many to check."""
     if not LEAST_IMAGES <= len(images) <= MOST_WORK / len(images.classes):
         return None
-    suspects = find_suspects(images, features, units=units)
+    suspects = find_wrong_labels(images, features, units=units)
     first = [
         {"image": suspect.key, "label": suspect.label, "suggestion": suspect.suggestion}
         for suspect in suspects[:NAMED]
