@@ -9,8 +9,7 @@ are added as cells finish; cells that are in `--out` or `--skip` are left out.
 
 A line of a plan: protocol, methods, datasets, images per class, seeds; several with commas. Cells are
 computed in the order of the lines. A method is `name`, `name@preset`, `name[option=value]`; of DeAR also
-`[roles=...]` (`measured`, or as in `dear ablate`) and `[variant=...]` (of `few_shot/trial.py`); variants of
-purification are those of `purify_trial.py`.
+`[roles=...]` (`measured`, or as in `dear ablate`) and `[variant=...]` (of `few_shot/trial.py`).
 Datasets: names, or `dev`, the development sets, `report`, the others, `domains`, PACS and world:domains.
 
 Photos: `small` and all-mixed roles (`[roles=measured]`: those of --roles); world: `mini` and its roles.
@@ -37,7 +36,6 @@ from few_shot.trial import VARIANTS
 from measure.jobs import workers
 from measure.script import names, numbers, parser_of, read
 from PIL import Image
-from purify_trial import VARIANTS as PURIFY_VARIANTS
 from torch import Tensor
 
 from dear.bench.protocols.held_out import split_sources
@@ -219,8 +217,7 @@ def build(cell: Cell, place: Place, drawn: ImageSet) -> tuple[Method, Recipe]:
         options["roles"] = role_map(backbone_name, place.device, place.roles if small else "", roles)
         options["allow_other_roles"] = True
     if variant:
-        every = PURIFY_VARIANTS if name == "purify" else VARIANTS
-        kinds, more = zip(*(every[part] for part in variant.split("+")), strict=True)
+        kinds, more = zip(*(VARIANTS[part] for part in variant.split("+")), strict=True)
         kind = kinds[0] if len(kinds) == 1 else type("Variant", kinds, {})
         options |= {name: value for each in more for name, value in each.items()}
     method = kind(clip, drawn.classes, template=drawn.template, seed=cell.seed, **options)

@@ -38,6 +38,7 @@ def call(*words: str) -> str:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("purify") / "run"
     options = ["lora=shared", "mmd_to=all", "bandwidths=1,2.5", "weight=2", "rank=1", "last_rank=3"]
+    options += ["head_dropout=0.2"]
     call(*ADAPT, "--device", "cpu", "--out", str(folder), *(w for o in options for w in ("--set", o)))
     return folder
 
@@ -53,6 +54,7 @@ def test_options_reach_the_run(run: Path) -> None:
         "weight": 2.0,
         "mmd_to": "all",
         "bandwidths": [1.0, 2.5],
+        "head_dropout": 0.2,
     }
     assert len(json.loads((run / "metrics.json").read_text())["gates"]) == 12
 

@@ -125,6 +125,21 @@ def test_mmd_to_all_and_to_nobody() -> None:
     assert not torch.allclose(grads["gates", 0.0][1], grads["gates", 1.0][1])
 
 
+@pytest.mark.parametrize("gates", [True, False])
+def test_head_dropout_removes_heads_in_training_alone(gates: bool) -> None:
+    method, pixels = build(head_dropout=0.25, gates=gates), images(7)
+    torch.manual_seed(0)
+    draws = [torch.stack([layer.gate for layer in method.edit(0.25).layers.values()]) for _ in range(400)]
+    factors = torch.stack(draws).detach() / method.gates().detach()  # [400, L, H]
+    near_zero_or_scaled = (factors == 0) | ((factors - 1 / 0.75).abs() < 1e-9)
+    assert bool(near_zero_or_scaled.all())
+    assert abs(float((factors == 0).double().mean()) - 0.25) < 0.02
+    assert not torch.equal(method.loss(pixels, LABELS).total, method.loss(pixels, LABELS).total)
+    plain = build(gates=gates)
+    assert torch.equal(method.logits(pixels), plain.logits(pixels))
+    assert torch.equal(method.merge().encode_image(pixels), plain.merge().encode_image(pixels))
+
+
 def test_gates_are_a_softmax_times_the_heads() -> None:
     method = build()
     s, gates = method.scalars.detach(), method.gates().detach()

@@ -250,6 +250,7 @@ def test_short_words_mean_a_random_start() -> None:
         ("tcp", {"layer": 0}),
         ("purify", {"mmd_to": "text"}),
         ("purify", {"bandwidths": (0.0,)}),
+        ("purify", {"head_dropout": 1.0}),
     ],
 )
 def test_values_out_of_range_are_named(name: str, options: dict) -> None:

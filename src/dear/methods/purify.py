@@ -20,14 +20,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from msgspec import Meta
 from torch import Tensor, nn
 
 from dear.clip.edit import Edit, LayerEdit, LowRank, Record
 from dear.clip.model import Clip
+from dear.clip.rows import ClassRow
 from dear.errors import UsageError
 from dear.methods.base import Method
 from dear.methods.frozen import Frozen, Loss
@@ -51,6 +53,8 @@ class PurifyConfig(Options):
     #: bandwidths of the Gaussian kernels; None: around the median distance
     bandwidths: tuple[Positive, ...] | None = None
     gate_rate: Positive = 20.0  #: learning rate of the gates' scalars, as a multiple of the recipe's
+    #: probability that a head's output is set to 0 for a whole training step; the others are scaled up
+    head_dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +78,6 @@ class Purify(Method):
     name, title = "purify", "Head purification"
     about = "low-rank changes and gates per head, for images from several domains"
     cut = 1
-    dynamic = True  # the domains in a batch determine which kernels are launched
     recipe = {"batch": 32, "lr": 3e-3}
     presets = PRESETS
     Config = PurifyConfig
@@ -111,32 +114,43 @@ class Purify(Method):
         strongest = self.scalars.detach().topk(top, dim=-1).indices
         return torch.zeros_like(self.scalars).scatter(1, strongest, 1.0)
 
-    def edit(self) -> Edit:
+    def edit(self, head_dropout: float = 0.0) -> Edit:
         """Low-rank changes and gates of the image tower."""
-        gates = self.gates()
+        gates = self.gates()  # [L, H]
+        if head_dropout:
+            gates = gates * (torch.rand_like(gates) >= head_dropout) / (1 - head_dropout)
         layers = {}
         for layer in range(1, self.clip.config.vision.layers + 1):
             q, v = (self._pair(f"{p}{layer}") for p in ("q", "v"))
-            layers[layer] = LayerEdit(gate=gates[layer - 1] if self.config.gates else None, q=q, v=v)
+            gate = gates[layer - 1] if self.config.gates or head_dropout else None
+            layers[layer] = LayerEdit(gate=gate, q=q, v=v)
         return Edit(layers)
 
     def _pair(self, name: str) -> LowRank | None:
         return LowRank(self.pairs[f"{name}_down"], self.pairs[f"{name}_up"]) if self.pairs else None
 
-    def images_from_frozen(self, frozen: Frozen, record: Record | None = None) -> Tensor:
-        return self.clip.visual.features_from(frozen.x, edit=self.edit(), record=record)
+    def images_from_frozen(
+        self, frozen: Frozen, record: Record | None = None, head_dropout: float = 0.0
+    ) -> Tensor:
+        return self.clip.visual.features_from(frozen.x, edit=self.edit(head_dropout), record=record)
 
     def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        record, config = Record(), self.config
-        images = self.images_from_frozen(frozen, record)
+        config = self.config
+        record = ClassRow() if self._measures_domains and domains is not None else None
+        images = self.images_from_frozen(frozen, record, config.head_dropout)
         ce = F.cross_entropy(scores(self.clip, images, self.texts()), labels)
-        if domains is None or config.weight == 0:
+        if record is None or domains is None:
             return Loss(ce, {"ce": ce.detach()})
         layers = range(1, self.clip.config.vision.layers + 1)
         states = torch.stack([record[f"blocks.{layer}.out"][:, 0] for layer in layers], dim=1)  # [B, L, D]
         gap = mmd(states.to(ce.dtype), domains, config.bandwidths)
         total = ce + config.weight * (gap if config.mmd_to == "all" else self._to_gates(gap))
         return Loss(total, {"ce": ce.detach(), "mmd": gap.detach()})
+
+    @property
+    def _measures_domains(self) -> bool:
+        """Whether the gradient of the MMD reaches anything."""
+        return self.config.weight > 0 and (self.config.mmd_to == "all" or self.config.gates)
 
     def _to_gates(self, gap: Tensor) -> Tensor:
         """`gap` with a gradient for the gates' scalars only."""
@@ -171,8 +185,9 @@ def kernels(x: Tensor, bandwidths: Sequence[float] | None = None) -> Tensor:
     squared = (norms[:, :, None] + norms[:, None] - 2 * x @ x.transpose(1, 2)).clamp(min=0)  # [L, n, n]
     if bandwidths is None:
         n = x.shape[1]
-        off_diagonal = ~torch.eye(n, dtype=torch.bool, device=x.device)
-        median = squared.detach()[:, off_diagonal].median(dim=1).values.clamp(min=torch.finfo(x.dtype).tiny)
+        # Behind the first entry of a flat [n, n] matrix, every (n+1)th one is on the diagonal.
+        off_diagonal = squared.detach().flatten(1)[:, 1:].unflatten(1, (n - 1, n + 1))[:, :, :-1].flatten(1)
+        median = off_diagonal.median(dim=1).values.clamp(min=torch.finfo(x.dtype).tiny)  # [L]
         widths = [factor * median[:, None, None] for factor in FACTORS]
     else:
         widths = [x.new_tensor(2 * s * s) for s in bandwidths]
@@ -188,13 +203,18 @@ def mmd(x: Tensor, domains: Tensor, bandwidths: Sequence[float] | None = None) -
     >>> round(float(mmd(x, torch.tensor([0, 0, 1, 1]), [1.0])), 4), float(mmd(x, torch.tensor([0, 1, 0, 1])))
     (2.0, 0.0)
     """
-    present, index = domains.unique(return_inverse=True)
-    if len(present) < 2:
+    n = len(domains)
+    if n < 2:
         return (x * 0).sum()
-    membership = F.one_hot(index, len(present)).to(x.dtype)  # [n, G]
-    share = membership / membership.sum(dim=0)  # [n, G]: a column averages over a domain
-    mean = share.T @ kernels(x.transpose(0, 1), bandwidths) @ share  # [L, G, G]
-    within = mean.diagonal(dim1=1, dim2=2)  # [L, G]
-    gaps = within[:, :, None] + within[:, None] - 2 * mean  # [L, G, G], zero on the diagonal
-    pairs = len(present) * (len(present) - 1)
+    # A domain is represented by its first image, so that shapes do not depend on the domains in the batch,
+    # and a GPU can replay the step.
+    first = (domains[:, None] == domains).int().argmax(dim=1)  # [n]: the first image of the same domain
+    membership = (first[:, None] == torch.arange(n, device=x.device)).to(x.dtype)  # [n, n]
+    sizes = membership.sum(dim=0)
+    share = membership / sizes.clamp(min=1)  # [n, n]: a column averages over a domain, or is 0
+    mean = share.T @ kernels(x.transpose(0, 1), bandwidths) @ share  # [L, n, n]
+    within = mean.diagonal(dim1=1, dim2=2)  # [L, n]
+    present = (sizes > 0).to(x.dtype)
+    gaps = (within[:, :, None] + within[:, None] - 2 * mean) * present[:, None] * present
+    pairs = (present.sum() * (present.sum() - 1)).clamp(min=1)
     return gaps.sum(dim=(1, 2)).mean() / pairs
