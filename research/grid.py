@@ -41,7 +41,7 @@ from torch import Tensor
 from dear.bench.protocols.held_out import split_sources
 from dear.clip.factory import load
 from dear.clip.model import Clip
-from dear.data.images import ImageSet, Wrapped, select_domains
+from dear.data.images import ImageSet, ImageSetWrapper, select_domains
 from dear.data.open import BENCHMARKS, open_data
 from dear.data.shots import few_shot, halves
 from dear.heads.known_roles import known_roles
@@ -110,7 +110,7 @@ class Place:
     alone_s: float  #: the first process has this long to compile kernels that all use
 
 
-class Kept(Wrapped):
+class Kept(ImageSetWrapper):
     """Images that are decoded once per process."""
 
     def __init__(self, images: ImageSet, kept: dict[str, Image.Image]) -> None:

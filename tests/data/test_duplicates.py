@@ -154,3 +154,14 @@ def test_shots_are_different_images_where_there_are_enough(tmp_path: Path) -> No
         drawn = {images.key(index).split(" copy")[0].split(".")[0] for index in draw_shots(images, 4, seed)}
         assert len(drawn) == 8
     assert len(draw_shots(images, 6, 1)) == 12
+
+
+def test_boxes_of_damaged_files_are_no_copies(tmp_path: Path) -> None:
+    for number in range(3):
+        photo(number).save(tmp_path / f"{number}.png")
+    (tmp_path / "1.png").write_bytes(b"no image")
+    rows = [f"{file}.png,cat,0,0,20,{height}" for file in range(3) for height in (20, 30)]
+    (tmp_path / "boxes.csv").write_text("\n".join(["path,label,x,y,width,height", *rows]))
+    units = find_duplicates(open_data(tmp_path / "boxes.csv", "all")).units.tolist()
+    assert units[2:4] == [2, 3]
+    assert not {2, 3} & {*units[:2], *units[4:]}

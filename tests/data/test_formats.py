@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -217,6 +218,39 @@ def test_saved_datasets_folders(photos: Path, tmp_path: Path, split: bool) -> No
     assert images.classes == ("blue", "red")
     assert images.image(0).getpixel((0, 0)) == (200, 0, 0)
     assert len(open_data(tmp_path / "saved", "test")) == 2
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_rows_of_a_saved_dataset_without_a_label_are_left_out(
+    photos: Path, tmp_path: Path, named: bool
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    label = datasets.ClassLabel(names=["blue", "red"]) if named else datasets.Value("string")
+    records = [{"image": path, "label": label} for path, label in rows_of(photos)]
+    records[2]["label"] = None
+    records[5]["label"] = -1 if named else ""
+    features = datasets.Features({"image": datasets.Image(), "label": label})
+    datasets.Dataset.from_list(records, features=features).save_to_disk(str(tmp_path / "saved"))
+    images = open_data(tmp_path / "saved", "all")
+    assert images.classes == ("blue", "red")
+    assert images.labels.tolist() == [1, 1, 1, 0, 0, 0]
+    assert [images.key(index) for index in range(len(images))] == [f"row {row}" for row in (0, 1, 3, 4, 6, 7)]
+    for record in records:
+        record["label"] = None
+    datasets.Dataset.from_list(records, features=features).save_to_disk(str(tmp_path / "unlabeled"))
+    with pytest.raises(DataError, match="unlabeled"):
+        open_data(tmp_path / "unlabeled", "all")
+
+
+def test_tars_are_read_whatever_the_case_of_their_ending(tmp_path: Path) -> None:
+    for name in ("a.tar", "B.TAR"):
+        with tarfile.open(tmp_path / name, "w") as tar:
+            for key, label in (("1", b"cat"), ("2", b"dog")):
+                for ending, content in (("png", encoded((len(name), 9, 9))), ("cls", label)):
+                    info = tarfile.TarInfo(f"{name[0]}{key}.{ending}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+    assert len(open_data(tmp_path, "all")) == 4
 
 
 def test_margin_of_boxes(photos: Path, tmp_path: Path) -> None:

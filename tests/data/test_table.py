@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from dear.cli import build_app
 from dear.data import open_data
-from dear.data.paths import Inside
+from dear.data.paths import ConfinedPaths
 from dear.data.table import open_table
 from dear.errors import DataError
 
@@ -194,16 +194,12 @@ def test_files_that_are_no_tables(tmp_path):
         "a\0b",
     ],
 )
-def test_paths_out_of_the_root_of_a_confined_table_are_refused(tmp_path, path):
-    file = tmp_path / "t.jsonl"
-    file.write_text(
-        json.dumps({"path": "ok.png", "label": "a"}) + "\n" + json.dumps({"path": path, "label": "a"})
-    )
+def test_paths_out_of_the_folder_are_refused(tmp_path, path):
     with pytest.raises(DataError, match="row 2"):
-        open_table(file, "all", confined=True)
+        ConfinedPaths(tmp_path).check(path, "row 2")
 
 
-def test_links_out_of_the_root_of_a_confined_table_are_refused(paint):
+def test_links_out_of_the_folder_are_refused(paint):
     outside = paint("outside/secret.png", "data/inner/a.png")
     data = outside / "data"
     (data / "out").symlink_to(outside / "outside")
@@ -211,7 +207,7 @@ def test_links_out_of_the_root_of_a_confined_table_are_refused(paint):
     (data / "within.png").symlink_to(data / "inner" / "a.png")
     for path in ("out/secret.png", "image.png", "out/not/there.png"):
         with pytest.raises(DataError, match=f"row 2: .*{re.escape(path)}"):
-            open_table(table(data, f"path,label\n{path},a\n"), "all", confined=True)
+            ConfinedPaths(data).check(path, "row 2")
     assert open_table(table(data, "path,label\nwithin.png,a\n"), "all").image(0).size == (12, 8)
 
 
@@ -233,7 +229,7 @@ def test_whatever_is_accepted_stays_inside(path):
         (root / "a").mkdir(parents=True)
         (root / "link").symlink_to(top)
         try:
-            plain = Inside(root).check(path, "here")
+            plain = ConfinedPaths(root).check(path, "here")
         except DataError:
             return
         real = os.path.realpath(root / plain)

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from dear.data import open_data
-from dear.data.check import check_images
+from dear.data.unreadable import check_images
 from dear.errors import DataError, InputError
 from dear.images.open import MAX_PIXELS, open_image
 from dear.images.views import square

@@ -9,6 +9,7 @@ import dear
 from dear.data import few_shot
 from dear.heads.collected import Collected
 from dear.runs.spec import Spec
+from dear.shortcuts.concept_trials import choose_concept_removal
 from dear.shortcuts.edit_trials import (
     EditedFeatures,
     choose_edit_removal,
@@ -17,6 +18,7 @@ from dear.shortcuts.edit_trials import (
     remove_edit_heads,
     remove_random_heads,
 )
+from dear.shortcuts.removal import remove_examples, remove_span
 from dear.train.setup.prepare import prepare
 
 WIDTH, CLASSES, EACH = 16, 4, 16
@@ -100,3 +102,18 @@ def test_a_method_that_learns_inside_the_tower_takes_edited_copies(method: str) 
     named = prepare(spec.changed(way="directions"), images, drawn=True, clip=dear.load("mini"))
     assert named.edits is not None
     assert named.edits.way == "directions"
+
+
+def test_with_one_image_per_class_ways_are_not_compared(planted: EditedFeatures) -> None:
+    one_per_class = torch.arange(CLASSES * EACH) % EACH == 0
+    edited = planted.subset(one_per_class)
+    assert choose_edit_removal(edited, ["mark"]) is None
+    generator = torch.Generator().manual_seed(0)
+    examples, values = torch.randn(20, WIDTH, generator=generator), torch.arange(20) % 2
+    ways = {
+        "words": remove_span(edited.original, torch.randn(3, WIDTH, generator=generator), "Color"),
+        "examples": remove_examples(edited.original, examples, values, "Color"),
+    }
+    for heads_first in (False, True):
+        choice = choose_concept_removal(edited.original, edited.labels, ways, heads_first=heads_first)
+        assert (choice.way, choice.scores, choice.before) == ("words", {}, None)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny import Colors, mixed_roles, tiny_clip, token_ids
 
-from dear.data.images import Source
+from dear.data.images import DataSource
 from dear.errors import RunError
 from dear.heads.roles import RoleMap
 from dear.methods import DeAR, build_method
@@ -99,7 +99,7 @@ def test_order_labels_and_contents_of_images_are_part_of_a_run() -> None:
 
 def test_where_a_run_comes_from_is_noted_and_decides_nothing(tmp_path: Path) -> None:
     folder, images = tmp_path / "run", Colors()
-    images.source = Source("/data/pets", "/data")  # type: ignore[attr-defined]
+    images.source = DataSource("/data/pets", "/data")  # type: ignore[attr-defined]
     with pytest.raises(Paused):
         train(method(), images, RECIPE, folder, stop=lambda: True)
     config = read_config(folder)

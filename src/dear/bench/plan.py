@@ -15,8 +15,8 @@ from dear.bench.protocols.base_to_novel import BaseToNovel
 from dear.bench.protocols.few_shot import FewShot
 from dear.bench.protocols.held_out import HeldOutDomain
 from dear.bench.protocols.transfer import CROSS_DATASET, DOMAIN_SHIFT
-from dear.data.check import check_images
 from dear.data.names import check_template
+from dear.data.unreadable import check_images
 from dear.errors import DearError, RoleError, UsageError
 from dear.heads.roles import RoleMap
 from dear.heads.rules import derive_roles

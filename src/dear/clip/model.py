@@ -22,10 +22,10 @@ from dear.clip.towers import TextTower, VisionTower, initialize
 from dear.clip.variant import cast, with_correction
 from dear.errors import InputError, UsageError
 from dear.images.arrays import from_array
-from dear.images.open import Source
+from dear.images.open import ImageLike
 from dear.images.views import normalize, read_views, resize_crop
 
-AnyImage = Source | np.ndarray[Any, Any]
+AnyImage = ImageLike | np.ndarray[Any, Any]
 ImagesOrPixels = Tensor | AnyImage | Sequence[AnyImage]  #: normalized pixels [B, 3, S, S], or images
 _TEXTS_AT_ONCE = 256  # bounds the memory of long class lists
 _IMAGES_AT_ONCE = 64
@@ -274,7 +274,7 @@ def require_clip(clip: Any) -> Clip:
     return clip
 
 
-def _sources(images: AnyImage | Sequence[AnyImage]) -> list[Source]:
+def _sources(images: AnyImage | Sequence[AnyImage]) -> list[ImageLike]:
     """One or several images as a list; arrays become Pillow images."""
     is_single = isinstance(images, str | bytes | os.PathLike | Image)
     if isinstance(images, np.ndarray) and images.ndim in (2, 3):

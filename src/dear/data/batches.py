@@ -10,10 +10,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear.data.check import CheckedImages
 from dear.data.images import ImageSet, unlabeled_images
 from dear.data.read_ahead import read_ahead
+from dear.data.unreadable import CheckedImages
 from dear.errors import DataError, InputError, UsageError
+from dear.images.open import ImageLike
 from dear.images.views import normalize
 from dear.utils.parallel import in_batches
 from dear.utils.progress import Progress
@@ -21,7 +22,6 @@ from dear.utils.progress import Progress
 if TYPE_CHECKING:
     from dear.clip.model import Clip
 
-ImageLike = str | os.PathLike[str] | bytes | Image.Image
 Images = ImageSet | Sequence[ImageLike]  #: a labeled set, or files and Pillow images in a list
 Pixels = ImageSet | Tensor | Iterable[Tensor]
 """An image set, normalized pixels [n, 3, S, S], or an iterable of such batches."""
@@ -79,14 +79,14 @@ def over_batches(
     """
     if unreadable not in ("stop", "skip"):
         raise UsageError(f"unreadable must be stop or skip, got {unreadable!r}")
-    listed = not isinstance(images, ImageSet)
+    is_list = not isinstance(images, ImageSet)
     source = image_set(images)
     size = batch or images_at_once(clip)
     selected = range(len(source)) if rows is None else rows
     parts: list[Result] = []
     with read_ahead(source, clip.device) as ahead, torch.no_grad():
         # Of a list, the error names the first bad file; of a dataset, all bad files.
-        reading: ImageSet = ahead if listed and unreadable == "stop" else CheckedImages(ahead, unreadable)
+        reading: ImageSet = ahead if is_list and unreadable == "stop" else CheckedImages(ahead, unreadable)
         work = in_batches(
             lambda span: compute(reading, list(selected[span.start : span.stop])), len(selected), size
         )
@@ -95,7 +95,7 @@ def over_batches(
             if progress is not None:
                 progress(stage, span.stop, len(selected))
     problems = reading.problems if isinstance(reading, CheckedImages) else {}
-    if not listed and rows is None and problems and len(problems) == len(source):
+    if not is_list and rows is None and problems and len(problems) == len(source):
         raise DataError(
             f"{source.name}: none of its {len(source)} images can be read; the first: {problems[0]}"
         )
@@ -119,7 +119,7 @@ def over_pixels(
     """
     if isinstance(images, ImageSet):
 
-        def of_rows(reading: ImageSet, indices: list[int]) -> list[Result]:
+        def compute_rows(reading: ImageSet, indices: list[int]) -> list[Result]:
             pixels = pixels_for(clip, reading, indices)
             problems = getattr(reading, "problems", {})
             readable = [number for number, index in enumerate(indices) if index not in problems]
@@ -128,7 +128,7 @@ def over_pixels(
             return [compute(pixels if len(readable) == len(indices) else pixels[readable])]
 
         parts, problems = over_batches(
-            images, of_rows, clip, unreadable=unreadable, progress=progress, batch=batch, rows=rows
+            images, compute_rows, clip, unreadable=unreadable, progress=progress, batch=batch, rows=rows
         )
         return [result for part in parts for result in part], problems
     total = len(images) if isinstance(images, Tensor) else None

@@ -1,55 +1,23 @@
-"""Checks of data: unreadable images, images per class, and files of a benchmark that are missing."""
+"""The content of a dataset: images per class, unreadable images, and missing files of a benchmark."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from dear.data.images import ImageSet, Wrapped, targets_of
+from dear.data.images import ImageSet, targets_of
 from dear.data.layouts import Benchmark
 from dear.data.names import natural_key
 from dear.data.open import BENCHMARKS, find_benchmark, list_benchmark, named_split, open_data
-from dear.errors import DataError, InputError, UsageError
+from dear.data.unreadable import check_images
+from dear.errors import DataError, UsageError
 from dear.images.names import other_paths
-from dear.images.views import Size, side_of
-from dear.utils.parallel import map_threads
-
-_SHOWN = 20
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """An image that cannot be read, and why."""
-
-    key: str
-    reason: str
-    index: int  #: in the set
-
-
-@dataclass(frozen=True)
-class ImageReport:
-    """The result of decoding all images."""
-
-    checked: int  #: number of images
-    unreadable: tuple[Unreadable, ...]  #: images that cannot be decoded
-    kept: ImageSet  #: the set without them
-
-    def __str__(self) -> str:
-        if not self.unreadable:
-            return f"all {self.checked} images can be read"
-        lines = [f"{len(self.unreadable)} of {self.checked} images cannot be read:"]
-        lines += [f"  {image.reason}" for image in self.unreadable[:_SHOWN]]
-        if len(self.unreadable) > _SHOWN:
-            lines.append(f"  and {len(self.unreadable) - _SHOWN} more")
-        return "\n".join(lines)
 
 
 def class_counts(images: ImageSet) -> dict[str, int]:
@@ -63,7 +31,7 @@ def class_counts(images: ImageSet) -> dict[str, int]:
     return dict(sorted(named, key=lambda item: (item[1], natural_key(item[0]))))
 
 
-def describe_balance(counts: dict[str, int], images: int, shown: int = 5) -> str:
+def describe_balance(counts: dict[str, int], images: int) -> str:
     """The number of images per class, in one sentence.
 
     >>> describe_balance({"cat": 4, "dog": 4}, 8)
@@ -75,43 +43,8 @@ def describe_balance(counts: dict[str, int], images: int, shown: int = 5) -> str
     start = f"{images} images of {len(values)} classes, "
     if not values or values[0] == values[-1]:
         return f"{start}{values[0] if values else 0} per class"
-    fewest = ", ".join(f"{name} {count}" for name, count in list(counts.items())[:shown])
+    fewest = ", ".join(f"{name} {count}" for name, count in list(counts.items())[:5])
     return f"{start}from {values[0]} to {values[-1]} per class; fewest: {fewest}"
-
-
-def check_images(images: ImageSet, policy: str = "stop") -> ImageReport:
-    """Decode every image of a set once, by several threads.
-
-    Args:
-        images: the set.
-        policy: "stop" raises if any image cannot be read; "skip" leaves those out of `kept`.
-    """
-    if policy not in ("stop", "skip"):
-        raise UsageError(f"policy must be stop or skip, got {policy!r}")
-    bad = find_unreadable(images, range(len(images)))
-    indices = {image.index for image in bad}
-    good = [index for index in range(len(images)) if index not in indices]
-    report = ImageReport(len(images), bad, images.subset(good) if bad else images)
-    if bad and policy == "stop":
-        raise DataError(f"{images.name}: {report}\nrepair or remove them, or skip them", hint="unreadable")
-    if bad and not good:
-        raise DataError(
-            f"{images.name}: none of its {len(images)} images can be read; the first: {bad[0].reason}"
-        )
-    return report
-
-
-def find_unreadable(images: ImageSet, indices: Sequence[int]) -> tuple[Unreadable, ...]:
-    """The images at some indices that cannot be decoded; several threads search."""
-
-    def problem(index: int) -> Unreadable | None:
-        try:
-            images.image(index)
-        except InputError as error:
-            return Unreadable(images.key(index), str(error), index)
-        return None
-
-    return tuple(results for results in map_threads(problem, list(indices)) if results is not None)
 
 
 @dataclass(frozen=True)
@@ -131,8 +64,8 @@ class DatasetCheck:
     @property
     def complete(self) -> bool:
         """Whether nothing is missing."""
-        whole = self.classes == self.expected_classes
-        return whole and not self.missing and not any(self.absent.values())
+        has_all_classes = self.classes == self.expected_classes
+        return has_all_classes and not self.missing and not any(self.absent.values())
 
     def report(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -145,8 +78,8 @@ class DatasetCheck:
         if self.images:
             lines.append(f"  classes  {self.classes} of {self.expected_classes}")
         for split, count in self.images.items():
-            gone = f", {self.absent[split]} of them missing" if self.absent[split] else ""
-            lines.append(f"  {split:8} {count} images{gone}")
+            absent = f", {self.absent[split]} of them missing" if self.absent[split] else ""
+            lines.append(f"  {split:8} {count} images{absent}")
         if not self.complete:
             lines += ["download:", *(f"  {address}" for address in self.source)]
         return "\n".join(lines)
@@ -231,7 +164,7 @@ def check_dataset(name: str, root: str | os.PathLike[str]) -> DatasetCheck:
     if benchmark is None:
         raise UsageError(f"{name}: no such benchmark; choose from {', '.join(BENCHMARKS)}")
     home = Path(root) / benchmark.folder
-    parts = _parts(benchmark)
+    parts = _required_parts(benchmark)
     present = tuple(part for part in parts if (home / part).exists())
     missing = [part for part in parts if part not in present]
     if "classnames.txt" in missing and (home.parent / "imagenet" / "classnames.txt").is_file():
@@ -265,7 +198,7 @@ def check_dataset(name: str, root: str | os.PathLike[str]) -> DatasetCheck:
     )
 
 
-def _parts(benchmark: Benchmark) -> list[str]:
+def _required_parts(benchmark: Benchmark) -> list[str]:
     """Files and folders that a benchmark's folder must contain."""
     match benchmark.kind:
         case "split":
@@ -283,56 +216,3 @@ def _parts(benchmark: Benchmark) -> list[str]:
             return [benchmark.images]
         case _:
             return list(benchmark.domains)
-
-
-class CheckedImages(Wrapped):
-    """An image set that finds damaged images while it is used: each image is decoded once.
-
-    With the policy "stop" the first damaged image raises; the remaining images are then checked, so that the
-    error names all damaged ones. With "skip" a damaged image is black; `problems` has its index and reason.
-
-    Args:
-        images: the set.
-        policy: "stop" or "skip".
-    """
-
-    def __init__(self, images: ImageSet, policy: str = "stop") -> None:
-        if policy not in ("stop", "skip"):
-            raise UsageError(f"policy must be stop or skip, got {policy!r}")
-        self.images, self.policy = images, policy
-        self.problems: dict[int, str] = {}  #: index of an image -> why it cannot be read
-
-    def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
-        """The evaluation view, uint8 [b, 3, size, size]."""
-        try:
-            return self.images.pixels(indices, size)
-        except InputError:
-            if self.policy == "stop":
-                self._refuse(min(int(index) for index in indices))
-                raise  # it can be read now
-        results = [self._one(int(index), size) for index in indices]
-        device = next((view.device for view in results if view is not None), None)
-        black = torch.zeros(3, side_of(size), side_of(size), dtype=torch.uint8, device=device)
-        return torch.stack([black if view is None else view for view in results])
-
-    def subset(self, indices: Sequence[int]) -> CheckedImages:
-        """See `ImageSet`."""
-        return CheckedImages(self.images.subset(indices), self.policy)
-
-    def select_classes(self, names: Sequence[str]) -> CheckedImages:
-        """See `ImageSet`."""
-        return CheckedImages(self.images.select_classes(names), self.policy)
-
-    def _refuse(self, first: int) -> None:
-        """Raise a DataError that names all unreadable images from `first` on."""
-        bad = find_unreadable(self.images, range(first, len(self.images)))
-        if bad:
-            report = ImageReport(len(self.images), bad, self.images)
-            raise DataError(f"{self.name}: {report}\nrepair or remove them, or skip them", hint="unreadable")
-
-    def _one(self, index: int, size: Size) -> Tensor | None:
-        try:
-            return self.images.pixels([index], size)[0]
-        except InputError as error:
-            self.problems[index] = str(error)
-            return None

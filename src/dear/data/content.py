@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable
 from functools import lru_cache
 
-from dear.data.images import FileImages, ImageLike, ImageSet, ListedImages, Wrapped
+from dear.data.images import FileImages, ImageSet, ImageSetWrapper, ListedImages
+from dear.images.open import ImageLike
 from dear.utils.digest import of_file, of_parts
 
 
@@ -35,7 +36,7 @@ def content_digest(images: ImageSet, index: int) -> bytes:
 
 def stored_digest(images: ImageSet, index: int) -> bytes | None:
     """Hash of an image's stored bytes (a file, a box of a file, a cell); None for an image in memory."""
-    while isinstance(images, Wrapped) and images.same_content:
+    while isinstance(images, ImageSetWrapper) and images.same_content:
         images = images.images
     match images:
         case FileImages():

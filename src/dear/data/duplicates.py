@@ -23,26 +23,26 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dear.data.content import content_digest, file_digest, source_of
-from dear.data.images import ImageLike, ImageSet
+from dear.data.images import ImageSet
 from dear.errors import InputError
-from dear.images.open import open_image
+from dear.images.open import ImageLike, open_image
 from dear.utils.digest import of_parts
 from dear.utils.feature_store import FeatureStore
 from dear.utils.parallel import map_threads
 from dear.utils.progress import Progress, silent
 
-BITS = 10  #: of 64 in which the hashes of copies may differ
-PIXELS = 16.0  #: root mean square difference of copies at 32 x 32, in gray levels, at most
+MAX_BITS = 10  #: of 64 in which the hashes of copies may differ
+MAX_DISTANCE = 16.0  #: root mean square difference of copies at 32 x 32, in gray levels
 CONTRAST = 0.4  #: the same as a fraction of the contrast, so that flat images must agree more closely
 FLAT = 1.0  #: gray levels that may always differ
 SIDE = 32  #: pixels of the small copy
-MOST_IMAGES = 20_000  #: of a set whose near duplicates are searched before a split or a cross-validation
+MAX_IMAGES = 20_000  #: of a set whose near duplicates are searched before a split or a cross-validation
 _HASH = 8  # bits per side of the hash
 _BATCH = 256
 _PAIRS = 1 << 21  # hashes compared at once
 _AT_ONCE = 2048  # pairs of small copies compared at once
 _HEAD = 4096  # bytes of a file that are read first
-_STORED = b"print 1"  # version of the cached prints
+_VERSION = b"print 1"  # of the cached prints
 
 IntArray = NDArray[np.int64]
 Levels = NDArray[np.float32]
@@ -86,15 +86,14 @@ class Prints:
     def empty(cls, count: int) -> Prints:
         """Uninitialized prints of `count` images, in a temporary file if they are many."""
         shape, hashes = (count, SIDE, SIDE, 3), np.empty((count, 2), np.uint64)
-        if count <= MOST_IMAGES:
+        if count <= MAX_IMAGES:
             return cls(np.empty(shape, np.uint8), hashes)
-        with tempfile.TemporaryFile(
-            prefix="dear-"
-        ) as file:  # the mapping keeps it until the array is deleted
+        # The mapping keeps the file until the array is deleted.
+        with tempfile.TemporaryFile(prefix="dear-") as file:
             return cls(np.memmap(file, np.uint8, "w+", shape=shape), hashes)
 
     def put(self, index: int, part: Prints) -> None:
-        """Store the prints of some images from `place` on."""
+        """Store the prints of some images from `index` on."""
         rows = slice(index, index + len(part))
         self.small[rows], self.hashes[rows] = part.small, part.hashes
 
@@ -125,13 +124,13 @@ def matching_pairs(
         block = first.hashes[start : start + rows, :1]
         for mirrored in (0, 1):
             bits = np.bitwise_count(block ^ other.hashes[None, begin:, mirrored])
-            i, j = (hits.astype(np.int64) for hits in np.nonzero(bits <= BITS))
+            i, j = (hits.astype(np.int64) for hits in np.nonzero(bits <= MAX_BITS))
             i, j = i + start, j + begin
             if second is None:
                 i, j = i[i < j], j[i < j]
             for part in range(0, len(i), _AT_ONCE):
                 a, b = i[part : part + _AT_ONCE], j[part : part + _AT_ONCE]
-                limit = np.clip(CONTRAST * np.minimum(contrast[a], contrast_of_other[b]), FLAT, PIXELS)
+                limit = np.clip(CONTRAST * np.minimum(contrast[a], contrast_of_other[b]), FLAT, MAX_DISTANCE)
                 distance = _distance(
                     first.small[a], other.small[b][:, :, ::-1] if mirrored else other.small[b]
                 )
@@ -145,8 +144,8 @@ def _contrast(prints: Prints) -> Levels:
     """Standard deviation of each color of the small copies, root mean square over colors, [n]."""
     contrast = np.empty(len(prints), np.float32)
     for start in range(0, len(prints), _AT_ONCE):
-        copies_of_batch = prints.small[start : start + _AT_ONCE].astype(np.float32)
-        contrast[start : start + _AT_ONCE] = np.sqrt(copies_of_batch.var(axis=(1, 2)).mean(axis=1))
+        batch = prints.small[start : start + _AT_ONCE].astype(np.float32)
+        contrast[start : start + _AT_ONCE] = np.sqrt(batch.var(axis=(1, 2)).mean(axis=1))
     return contrast
 
 
@@ -193,18 +192,18 @@ class Duplicates:
         rows = list(indices)
         return replace(self, units=self.units[rows], contents=tuple(self.contents[row] for row in rows))
 
-    def joined(self, keys: Sequence[str]) -> Duplicates:
+    def join(self, keys: Sequence[str]) -> Duplicates:
         """Units that also hold all images of the same key [n], such as the boxes of one photo.
 
-        >>> Duplicates(np.array([0, 1, 2]), (b"", b"", b"")).joined(["p.jpg", "q.jpg", "p.jpg"]).units
+        >>> Duplicates(np.array([0, 1, 2]), (b"", b"", b"")).join(["p.jpg", "q.jpg", "p.jpg"]).units
         array([0, 1, 0])
         """
-        places, pairs = np.arange(len(keys)), []
+        indices, pairs = np.arange(len(keys)), []
         for values in (self.units.tolist(), keys):
             first: dict[Hashable, int] = {}
-            shared = [first.setdefault(value, place) for place, value in enumerate(values)]
-            pairs.append((places, np.array(shared, np.int64)))
-        return replace(self, units=_connected(places, pairs))
+            first_indices = [first.setdefault(value, index) for index, value in enumerate(values)]
+            pairs.append((indices, np.array(first_indices, np.int64)))
+        return replace(self, units=_connect(len(keys), pairs))
 
     def facts(self) -> dict[str, int | bool]:
         """Plain values for JSON."""
@@ -230,10 +229,10 @@ class Duplicates:
         return f"{total} of {len(self.units)} images {verb} ({', '.join(parts)})"
 
 
-def find_duplicates(images: ImageSet, near: bool = True) -> Duplicates:
-    """The units of a set: images with equal content and, with `near`, near duplicates.
+def find_duplicates(images: ImageSet) -> Duplicates:
+    """The units of a set: images with equal content, and near duplicates.
 
-    An image that cannot be read is a unit by itself. Of more than `MOST_IMAGES` images, only equal content is
+    An image that cannot be read is a unit by itself. Of more than `MAX_IMAGES` images, only equal content is
     found.
 
     >>> from dear.data.world_images import world_task
@@ -241,20 +240,27 @@ def find_duplicates(images: ImageSet, near: bool = True) -> Duplicates:
     >>> find_duplicates(task).units.tolist()
     [0, 1, 2, 0]
     """
-    contents = tuple(map_threads(lambda index: content_digest(images, index), range(len(images))))
-    return _find(contents, lambda index: source_of(images, index), near)
+
+    def content(index: int) -> bytes:
+        try:
+            return content_digest(images, index)
+        except InputError:
+            return of_parts(f"unreadable {index}")
+
+    contents = tuple(map_threads(content, range(len(images))))
+    return _group_copies(contents, lambda index: source_of(images, index))
 
 
 def find_file_duplicates(paths: Sequence[str | os.PathLike[str]]) -> Duplicates:
     """The same for image files; recent searches are cached, because several splits need them."""
-    return _search_files(tuple((os.path.abspath(path), _state(path)) for path in paths))
+    return _search_files(tuple((os.path.abspath(path), _file_state(path)) for path in paths))
 
 
 def count_shared_files(
     training: Sequence[str | os.PathLike[str]], test: Sequence[str | os.PathLike[str]]
 ) -> int:
     """Number of test files with the content of a training file; only files of equal size are read."""
-    sizes, tests = ([(_state(path) or (None,))[0] for path in paths] for paths in (training, test))
+    sizes, tests = ([(_file_state(path) or (None,))[0] for path in paths] for paths in (training, test))
     common = (set(sizes) & set(tests)) - {None}
     contents = {file_digest(path) for path, size in zip(training, sizes, strict=True) if size in common}
     return sum(
@@ -262,7 +268,7 @@ def count_shared_files(
     )
 
 
-def _state(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
+def _file_state(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
     """Size, times and inode of a file, which change when it does; None if there is no file."""
     try:
         state = os.stat(path)
@@ -289,33 +295,33 @@ def _search_files(files: tuple[tuple[str, tuple[int, ...] | None], ...]) -> Dupl
         start if counts[start] == 1 else file_digest(path)
         for start, (path, _) in zip(heads, files, strict=True)
     )
-    return _find(contents, lambda index: files[index][0], near=True)
+    return _group_copies(contents, lambda index: files[index][0])
 
 
-def _find(contents: tuple[bytes, ...], source: Callable[[int], ImageLike], near: bool) -> Duplicates:
+def _group_copies(contents: tuple[bytes, ...], source: Callable[[int], ImageLike]) -> Duplicates:
     first_index: dict[bytes, int] = {}
     first = np.array(
         [first_index.setdefault(content, index) for index, content in enumerate(contents)], np.int64
     )
     distinct = np.unique(first)
     copies = len(contents) - len(distinct)
-    if not near or len(distinct) > MOST_IMAGES:
+    if len(distinct) > MAX_IMAGES:
         return Duplicates(first, contents, copies, searched=False)
     nodes, prints = _stored_prints(distinct, source)
     pairs = [(nodes[a], nodes[b]) for a, b, _ in matching_pairs(prints)]
-    units = _connected(np.arange(len(contents)), pairs)[first]
+    units = _connect(len(contents), pairs)[first]
     return Duplicates(units, contents, copies, len(distinct) - len(np.unique(units)))
 
 
-def _connected(places: IntArray, pairs: Sequence[tuple[IntArray, IntArray]]) -> IntArray:
-    """The first place [n] that each of the places [n] is connected to by pairs."""
+def _connect(count: int, pairs: Sequence[tuple[IntArray, IntArray]]) -> IntArray:
+    """The smallest index [count] to which each of `count` indices is connected by pairs."""
     if not pairs:
-        return places
+        return np.arange(count)
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
     rows, columns = (np.concatenate(part) for part in zip(*pairs, strict=True))
-    graph = coo_matrix((np.ones(len(rows), np.bool_), (rows, columns)), shape=(len(places), len(places)))
+    graph = coo_matrix((np.ones(len(rows), np.bool_), (rows, columns)), shape=(count, count))
     _, component = connected_components(graph, directed=False)
     first: IntArray = np.unique(component, return_index=True)[1][component]
     return first
@@ -325,7 +331,10 @@ def _stored_prints(indices: IntArray, source: Callable[[int], ImageLike]) -> tup
     """Indices of the readable ones among some images, and their prints, which are cached for files."""
     store, readable, stored = FeatureStore(), list[int](), Prints.empty(len(indices))
     for start in range(0, len(indices), _BATCH):
-        sources = {index: source(index) for index in indices[start : start + _BATCH].tolist()}
+        sources: dict[int, ImageLike] = {}
+        for index in indices[start : start + _BATCH].tolist():
+            with suppress(InputError):  # a box or a cell that cannot be read
+                sources[index] = source(index)
         keys = {index: key for index, image in sources.items() if (key := _stored_key(image)) is not None}
         known = store.get(keys.values())
         prints = {index: _unpack(known[key]) for index, key in keys.items() if key in known}
@@ -333,7 +342,7 @@ def _stored_prints(indices: IntArray, source: Callable[[int], ImageLike]) -> tup
         fresh = dict(
             zip(missing, map_threads(_read_print, [sources[index] for index in missing]), strict=True)
         )
-        store.put({keys[index]: _pack(one) for index, one in fresh.items() if one and index in keys})
+        store.put({keys[index]: _pack(part) for index, part in fresh.items() if part and index in keys})
         for index, stored_print in sorted((prints | fresh).items()):
             if stored_print is not None:
                 stored.put(len(readable), stored_print)
@@ -351,10 +360,10 @@ def _read_print(source: ImageLike) -> Prints | None:
 
 def _stored_key(source: ImageLike) -> bytes | None:
     """The key of a file's print: it changes whenever the file does; None: no file."""
-    state = None if isinstance(source, Image.Image | bytes) else _state(source)
+    state = None if isinstance(source, Image.Image | bytes) else _file_state(source)
     if state is None or isinstance(source, Image.Image | bytes):
         return None
-    return of_parts(_STORED, f"{os.path.abspath(source)} {state}")
+    return of_parts(_VERSION, f"{os.path.abspath(source)} {state}")
 
 
 def _pack(prints: Prints) -> bytes:

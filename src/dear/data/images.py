@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from dear.errors import DataError, UsageError
-from dear.images.open import open_image
+from dear.images.open import ImageLike, open_image
 from dear.images.views import Size, read_views
 
 if TYPE_CHECKING:
@@ -68,14 +68,14 @@ class ImageSet(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """The arguments of `open_data` for a dataset, with absolute paths."""
 
     spec: str
     root: str | None = None
 
 
-class Rows:
+class BaseImageSet:
     """Base of image sets that are dataclasses with one entry per image in some of their fields."""
 
     per_image: ClassVar[tuple[str, ...]]  #: names of those fields, other than labels, domains and groups
@@ -119,13 +119,13 @@ class Rows:
         return replace(self, **fields)  # type: ignore[type-var]
 
     def select_labels(self, labels: Sequence[int]) -> Self:
-        """The images of the classes with these labels, renumbered in the order given."""
+        """The images of the classes with these labels, renumbered in this order."""
         names = tuple(self.classes[label] for label in labels)
         if self.targets is not None:
             targets = self.targets[:, list(labels)]
             rows = targets.any(dim=1).nonzero()[:, 0]
-            some = {"labels": main_labels(targets[rows]), "targets": targets[rows], "classes": names}
-            return replace(self.subset(rows.tolist()), **some)  # type: ignore[type-var]
+            fields = {"labels": main_labels(targets[rows]), "targets": targets[rows], "classes": names}
+            return replace(self.subset(rows.tolist()), **fields)  # type: ignore[type-var]
         chosen, renumbered = renumber(self.labels, labels)
         return replace(self.subset(chosen.tolist()), labels=renumbered, classes=names)  # type: ignore[type-var]
 
@@ -134,7 +134,7 @@ class Rows:
         return self.select_labels(find_classes(self, names))  # type: ignore[arg-type]
 
 
-class Wrapped:
+class ImageSetWrapper:
     """Base of image sets that change something of another one, `images`.
 
     Subclasses define `subset` and `select_classes`: those of the other set would lose the change.
@@ -198,12 +198,12 @@ def _item(images: ImageSet, index: int) -> tuple[Image.Image, int]:
     count = len(images)
     if not -count <= index < count:
         raise IndexError(f"index must be from {-count} to {count - 1}, got {index}")
-    place = index % count
-    return images.image(place), int(images.labels[place])
+    index %= count
+    return images.image(index), int(images.labels[index])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FileImages(Rows):
+class FileImages(BaseImageSet):
     """Images in files, decoded when they are needed."""
 
     per_image: ClassVar[tuple[str, ...]] = ("paths",)
@@ -216,7 +216,7 @@ class FileImages(Rows):
     domains: tuple[str, ...] | None = None  #: one per image, or None
     #: another value per image, such as its background, or None; see `values_of`
     groups: tuple[str, ...] | None = None
-    source: Source | None = None  #: None if the dataset was not opened by `open_data`
+    source: DataSource | None = None  #: None if the dataset was not opened by `open_data`
     targets: Tensor | None = None
     texts: Mapping[str, Sequence[str]] | None = None
     parents: Mapping[str, str] | None = None
@@ -224,9 +224,9 @@ class FileImages(Rows):
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.paths):
             raise DataError(f"{self.name}: {len(self.paths)} images but {len(self.labels)} labels")
-        odd = next((path for path in self.paths if not is_utf8(path)), None)
-        if odd is not None:
-            raise DataError(f"{self.name}: the file name {odd!r} is not UTF-8; rename the file")
+        invalid = next((path for path in self.paths if not is_utf8(path)), None)
+        if invalid is not None:
+            raise DataError(f"{self.name}: the file name {invalid!r} is not UTF-8; rename the file")
         if self.domains is not None and len(self.domains) != len(self.paths):
             raise DataError(f"{self.name}: {len(self.paths)} images but {len(self.domains)} domains")
         if self.groups is not None and len(self.groups) != len(self.paths):
@@ -284,7 +284,7 @@ def label_text(images: ImageSet, index: int, separator: str = ", ") -> str:
     if targets is None:
         return images.classes[int(images.labels[index])]
     has = targets[index].tolist()
-    return separator.join(name for name, one in zip(images.classes, has, strict=True) if one) or "none"
+    return separator.join(name for name, shown in zip(images.classes, has, strict=True) if shown) or "none"
 
 
 def require_one_label(images: ImageSet, task: str) -> None:
@@ -306,15 +306,15 @@ def is_utf8(name: str) -> bool:
 
 def find_classes(images: ImageSet, names: Sequence[str]) -> list[int]:
     """Labels of class names."""
-    places: dict[str, list[int]] = {}
+    labels_by_name: dict[str, list[int]] = {}
     for label, name in enumerate(images.classes):
-        places.setdefault(name, []).append(label)
+        labels_by_name.setdefault(name, []).append(label)
     labels = []
     for name in names:
-        matches = places.get(name, [])
+        matches = labels_by_name.get(name, [])
         if not matches:
-            some = ", ".join(map(repr, images.classes[:5]))
-            raise DataError(f"{images.name}: has no class {name!r}; its classes start with {some}")
+            first = ", ".join(map(repr, images.classes[:5]))
+            raise DataError(f"{images.name}: has no class {name!r}; its classes start with {first}")
         if len(matches) > 1:
             raise DataError(
                 f"{images.name}: {len(matches)} classes have the name {name!r}; choose them by label"
@@ -323,27 +323,26 @@ def find_classes(images: ImageSet, names: Sequence[str]) -> list[int]:
     return labels
 
 
-def renumber(labels: Tensor, wanted: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Indices of the images with a label in `wanted`, and the positions of their labels in it.
+def renumber(labels: Tensor, selected: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Indices of the images with a label in `selected`, and the positions of their labels in it.
 
     >>> renumber(torch.tensor([4, 2, 4, 7]), [7, 4])
     (tensor([0, 2, 3]), tensor([1, 1, 0]))
     """
-    place = {int(label): number for number, label in enumerate(wanted)}
-    matches = [(index, place[label]) for index, label in enumerate(labels.tolist()) if label in place]
+    position = {int(label): number for number, label in enumerate(selected)}
+    matches = [(index, position[label]) for index, label in enumerate(labels.tolist()) if label in position]
     pairs = torch.tensor(matches, dtype=torch.int64).view(-1, 2)
     return pairs[:, 0], pairs[:, 1]
 
 
 def select_domains(images: ImageSet, names: Iterable[str]) -> ImageSet:
     """The images of some domains."""
-    wanted = set(names)
-    domains = images.domains or ()
-    unknown = sorted(wanted - set(domains))
+    selected, domains = set(names), images.domains or ()
+    unknown = sorted(selected - set(domains))
     if unknown:
-        there = ", ".join(sorted(set(domains))) or "none"
-        raise DataError(f"{images.name}: has no domain {unknown[0]!r}; its domains are {there}")
-    return images.subset([index for index, domain in enumerate(domains) if domain in wanted])
+        known = ", ".join(sorted(set(domains))) or "none"
+        raise DataError(f"{images.name}: has no domain {unknown[0]!r}; its domains are {known}")
+    return images.subset([index for index, domain in enumerate(domains) if domain in selected])
 
 
 def evenly_spaced(total: int, count: int) -> list[int]:
@@ -386,11 +385,8 @@ def group_names(images: ImageSet) -> tuple[str, ...] | None:
     return tuple(f"{images.classes[label]}, {value}" for label, value in zip(labels, values, strict=True))
 
 
-ImageLike = str | os.PathLike[str] | bytes | Image.Image
-
-
 @dataclass(frozen=True, eq=False, repr=False)
-class ListedImages(Rows):
+class ListedImages(BaseImageSet):
     """An image set of files (or Pillow images) and labels in lists."""
 
     per_image: ClassVar[tuple[str, ...]] = ("items",)

@@ -14,9 +14,7 @@ from dear.data.images import ImageSet
 from dear.errors import InputError
 from dear.images.arrays import from_array
 from dear.images.names import find_images
-from dear.images.open import open_image
-
-ImageLike = str | os.PathLike[str] | Image.Image
+from dear.images.open import ImageLike, open_image
 
 
 def is_frame(data: object) -> bool:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dear.data.names import underscores_to_spaces
-from dear.data.paths import Inside, read_list
+from dear.data.paths import ConfinedPaths, read_list
 from dear.errors import DataError, DearError
 from dear.images.names import image_paths
 from dear.utils.files import read_json
@@ -70,7 +70,7 @@ def _read_split(benchmark: Benchmark, home: Path) -> Listing:
         raise DataError(f"{error}: it comes from {COOP}") from error
     if not isinstance(table, dict) or not table:
         raise DataError(f"{file}: is not a split file of lists by split")
-    inside = Inside(home / benchmark.images)
+    inside = ConfinedPaths(home / benchmark.images)
     names: dict[int, str] = {}
     splits: dict[str, list[tuple[str, int]]] = {}
     for split, rows in table.items():
@@ -78,7 +78,7 @@ def _read_split(benchmark: Benchmark, home: Path) -> Listing:
             raise DataError(f"{file}: its split {split!r} is not a list")
         splits[split] = []
         for number, row in enumerate(rows, 1):
-            path, label, name = _split_row(row, f"{file}, {split} row {number}")
+            path, label, name = _parse_split_row(row, f"{file}, {split} row {number}")
             if names.setdefault(label, name) != name:
                 raise DataError(
                     f"{file}, {split} row {number}: label {label} is {names[label]!r} and {name!r}"
@@ -91,7 +91,7 @@ def _read_split(benchmark: Benchmark, home: Path) -> Listing:
     )
 
 
-def _split_row(row: Any, where: str) -> tuple[str, int, str]:
+def _parse_split_row(row: Any, where: str) -> tuple[str, int, str]:
     match row:
         case [str(path), int(label), str(name)] if not isinstance(label, bool):
             return path, label, name
@@ -99,34 +99,34 @@ def _split_row(row: Any, where: str) -> tuple[str, int, str]:
 
 
 def _read_imagenet(benchmark: Benchmark, home: Path) -> Listing:
-    names = _classnames(home)
+    names = _read_class_names(home)
     number = {wordnet: label for label, wordnet in enumerate(names)}
     images = home / benchmark.images
-    train = _in_folders(images, images / "train", number)
+    train = _images_in_folders(images, images / "train", number)
     return Listing(
         images,
         tuple(names.values()),
-        {"train": train, "test": _in_folders(images, images / "val", number)},
+        {"train": train, "test": _images_in_folders(images, images / "val", number)},
     )
 
 
 def _read_imagenet_test(benchmark: Benchmark, home: Path) -> Listing:
-    names = _classnames(home)
+    names = _read_class_names(home)
     images = home / benchmark.images
     if benchmark.subset:  # A and R are scored among their own 200 classes, in ImageNet's order
         names = {wordnet: name for wordnet, name in names.items() if (images / wordnet).is_dir()}
     number = {wordnet: label for label, wordnet in enumerate(names)}
     if benchmark.folders == "numbers":  # V2 calls its folders 0 to 999
         number = {str(label): label for label in number.values()}
-    return Listing(images, tuple(names.values()), {"test": _in_folders(images, images, number)})
+    return Listing(images, tuple(names.values()), {"test": _images_in_folders(images, images, number)})
 
 
-def _classnames(home: Path) -> dict[str, str]:
+def _read_class_names(home: Path) -> dict[str, str]:
     """Class names by WordNet id, in order of the ids; ImageNet's own file serves its variants too."""
     candidates = [home / "classnames.txt", home.parent / "imagenet" / "classnames.txt"]
     file = next((candidate for candidate in candidates if candidate.is_file()), candidates[0])
     names = {}
-    for number, line in enumerate(_lines(file), 1):
+    for number, line in enumerate(_read_lines(file), 1):
         wordnet, _, name = line.partition(" ")
         if not name:
             raise DataError(f"{file}, line {number}: is not a WordNet id and a name")
@@ -134,31 +134,31 @@ def _classnames(home: Path) -> dict[str, str]:
     return dict(sorted(names.items()))
 
 
-def _in_folders(root: Path, folder: Path, number: dict[str, int]) -> list[tuple[str, int]]:
+def _images_in_folders(root: Path, folder: Path, number: dict[str, int]) -> list[tuple[str, int]]:
     """Images in class folders whose labels are known, by label and path."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    above = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
+    prefix = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
     rows = []
     for entry in os.scandir(folder):
         if entry.is_dir() and not entry.name.startswith("."):
             if entry.name not in number:
                 raise DataError(f"{folder}: the class folder {entry.name!r} is not in classnames.txt")
             label = number[entry.name]
-            rows += [(f"{above}{entry.name}/{path}", label) for path in image_paths(Path(entry.path))]
+            rows += [(f"{prefix}{entry.name}/{path}", label) for path in image_paths(Path(entry.path))]
     return sorted(rows, key=lambda row: (row[1], row[0]))
 
 
 def _read_aircraft(benchmark: Benchmark, home: Path) -> Listing:
     """`images_variant_train.txt` and its like: an image number, a space, the variant."""
-    variants = _lines(home / "variants.txt")
+    variants = _read_lines(home / "variants.txt")
     number = {name: label for label, name in enumerate(variants)}
-    inside = Inside(home / benchmark.images)
+    inside = ConfinedPaths(home / benchmark.images)
     splits: dict[str, list[tuple[str, int]]] = {}
     for split in ("train", "val", "test"):
         file = home / f"images_variant_{split}.txt"
         splits[split] = []
-        for line_number, line in enumerate(_lines(file), 1):
+        for line_number, line in enumerate(_read_lines(file), 1):
             image, _, name = line.partition(" ")
             if name not in number:
                 raise DataError(f"{file}, line {line_number}: {name!r} is not in variants.txt")
@@ -171,7 +171,7 @@ def _read_domains(benchmark: Benchmark, home: Path) -> Listing:
     missing = [domain for domain in benchmark.domains if not (home / domain).is_dir()]
     if missing:
         raise DataError(f"{home}: has no folder for the domain {missing[0]!r}", hint="data-check")
-    folders = {domain: _folders(home / domain) for domain in benchmark.domains}
+    folders = {domain: _subfolders(home / domain) for domain in benchmark.domains}
     classes = sorted({name for names in folders.values() for name in names})
     rows, domains = [], {}
     for domain, names in folders.items():
@@ -183,13 +183,13 @@ def _read_domains(benchmark: Benchmark, home: Path) -> Listing:
     return Listing(home, tuple(underscores_to_spaces(name) for name in classes), {"all": rows}, domains)
 
 
-def _folders(folder: Path) -> Iterable[str]:
+def _subfolders(folder: Path) -> Iterable[str]:
     return sorted(
         entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")
     )
 
 
-def _lines(file: Path) -> list[str]:
+def _read_lines(file: Path) -> list[str]:
     text = read_list(file, "list of names or images", hint="data-check")
     return [line.strip() for line in text.splitlines() if line.strip()]
 
@@ -197,24 +197,24 @@ def _lines(file: Path) -> list[str]:
 def _read_waterbirds(benchmark: Benchmark, home: Path) -> Listing:
     """Waterbirds: landbirds and waterbirds, in groups by background (land or water)."""
     file = home / "metadata.csv"
-    rows = _table(file, ("img_filename", "y", "split", "place"))
+    rows = _read_table(file, ("img_filename", "y", "split", "place"))
     birds, grounds = {"0": 0, "1": 1}, {"0": "land", "1": "water"}
-    listed = ((where, r["img_filename"], birds.get(r["y"]), _SPLITS.get(r["split"]), grounds.get(r["place"]))
+    images = ((where, r["img_filename"], birds.get(r["y"]), _SPLITS.get(r["split"]), grounds.get(r["place"]))
               for where, r in rows)  # fmt: skip
-    return _collect(home, ("landbird", "waterbird"), listed)
+    return _collect(home, ("landbird", "waterbird"), images)
 
 
 def _read_celeba(benchmark: Benchmark, home: Path) -> Listing:
     """CelebA: blond hair or not, in groups by sex."""
     split_of = {
         row["image_id"]: row["partition"]
-        for _, row in _celeba_rows(home, "list_eval_partition", ("image_id", "partition"))
+        for _, row in _read_celeba_list(home, "list_eval_partition", ("image_id", "partition"))
     }
     blond, sex = {"-1": 0, "1": 1}, {"-1": "female", "1": "male"}
-    rows = _celeba_rows(home, "list_attr_celeba", ("image_id", "Blond_Hair", "Male"))
-    listed = ((where, r["image_id"], blond.get(r["Blond_Hair"]), _SPLITS.get(split_of.get(r["image_id"], "")),
+    rows = _read_celeba_list(home, "list_attr_celeba", ("image_id", "Blond_Hair", "Male"))
+    images = ((where, r["image_id"], blond.get(r["Blond_Hair"]), _SPLITS.get(split_of.get(r["image_id"], "")),
                sex.get(r["Male"])) for where, r in rows)  # fmt: skip
-    return _collect(home / benchmark.images, ("person without blond hair", "person with blond hair"), listed)
+    return _collect(home / benchmark.images, ("person without blond hair", "person with blond hair"), images)
 
 
 ListedImage = tuple[str, str, int | None, str | None, str | None]
@@ -222,7 +222,7 @@ ListedImage = tuple[str, str, int | None, str | None, str | None]
 
 def _collect(root: Path, classes: tuple[str, ...], rows: Iterable[ListedImage]) -> Listing:
     """Rows of (where, path, label, split, value), all known, by split."""
-    inside = Inside(root)
+    inside = ConfinedPaths(root)
     splits: dict[str, list[tuple[str, int]]] = {name: [] for name in _SPLITS.values()}
     groups: dict[str, str] = {}
     for where, name, label, split, value in rows:
@@ -238,7 +238,7 @@ def _collect(root: Path, classes: tuple[str, ...], rows: Iterable[ListedImage]) 
     return Listing(inside.root, classes, splits, groups=groups)
 
 
-def _table(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, str]]]:
+def _read_table(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Place and cells of each line of a CSV file that has these columns."""
     reader = csv.DictReader(io.StringIO(read_list(file, "list of images"), newline=""), strict=True)
     try:
@@ -252,10 +252,12 @@ def _table(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[
         raise DataError(f"{file}, line {reader.line_num}: is not valid CSV ({error})") from error
 
 
-def _celeba_rows(home: Path, name: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, str]]]:
+def _read_celeba_list(
+    home: Path, name: str, columns: tuple[str, ...]
+) -> Iterator[tuple[str, Mapping[str, str]]]:
     """The lines of a CelebA list: `.csv` where it is there, else the authors' `.txt`."""
     if (home / f"{name}.csv").is_file():
-        yield from _table(home / f"{name}.csv", columns)
+        yield from _read_table(home / f"{name}.csv", columns)
         return
     file = home / f"{name}.txt"
     lines = read_list(file, "list of images").splitlines()

@@ -88,15 +88,15 @@ def check_classes(raw: Sequence[str], names: Sequence[str], where: str) -> tuple
         names: their readable names.
         where: the dataset, for messages.
     """
-    seen: dict[str, str] = {}
+    originals: dict[str, str] = {}
     for original, name in zip(raw, names, strict=True):
         reading = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
-        if reading in seen:
+        if reading in originals:
             raise DataError(
-                f"{where}: the classes {seen[reading]!r} and {original!r} both read {name!r}; "
+                f"{where}: the classes {originals[reading]!r} and {original!r} both read {name!r}; "
                 f"rename or merge them"
             )
-        seen[reading] = original
+        originals[reading] = original
     return tuple(names)
 
 

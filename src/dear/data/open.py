@@ -21,7 +21,6 @@ file, template and class count of each are in `benchmarks.json`; `dear.data.layo
 
 from __future__ import annotations
 
-import difflib
 import os
 from contextlib import suppress
 from dataclasses import replace
@@ -30,7 +29,7 @@ from typing import Any
 
 import torch
 
-from dear.data.images import TEMPLATE, FileImages, ImageSet, Source
+from dear.data.images import TEMPLATE, UNLABELED, DataSource, FileImages, ImageSet
 from dear.data.layouts import COOP, READERS, Benchmark, Listing
 from dear.data.names import check_classes, check_template, natural_key, readable
 from dear.data.records import KINDS
@@ -43,7 +42,7 @@ from dear.images.names import image_paths, is_image_name, is_user_file
 from dear.utils.extras import missing_extra
 from dear.utils.files import read_json
 from dear.utils.notices import warn
-from dear.utils.text import check_name
+from dear.utils.text import check_name, close_name
 
 WORLD = "world:"
 HUB = "hf://datasets/"
@@ -96,7 +95,7 @@ def open_data(
     benchmark = find_benchmark(text)
     if benchmark is not None and root is not None:
         dataset = open_benchmark(benchmark.name, split, root, template=template)
-        return replace(dataset, source=Source(benchmark.name, os.path.abspath(root)))
+        return replace(dataset, source=DataSource(benchmark.name, os.path.abspath(root)))
     images: Any
     if is_tar(path):
         images = open_tars(path, split, template=template, name=name)
@@ -107,8 +106,8 @@ def open_data(
     if margin and not isinstance(images, BoxedImages):
         raise UsageError(f"{text}: margin = {margin} needs boxes (x, y, width, height); leave it out")
     base = None if root is None else os.path.abspath(root)
-    opened: ImageSet = replace(images, source=Source(os.path.abspath(path), base))
-    return opened
+    with_source: ImageSet = replace(images, source=DataSource(os.path.abspath(path), base))
+    return with_source
 
 
 def named_split(spec: str | os.PathLike[str]) -> str | None:
@@ -126,17 +125,17 @@ def open_with_splits(
     spec: str | os.PathLike[str], root: str | os.PathLike[str] | None = None
 ) -> tuple[ImageSet, tuple[str, ...]]:
     """All images of a dataset, and the split of each."""
-    every = open_data(spec, "all", root=root)
+    images = open_data(spec, "all", root=root)
     named = named_split(spec)
     if named is not None:
-        return every, (named,) * len(every)
+        return images, (named,) * len(images)
     split_of: dict[str, str] = {}
     for split in ("train", "val", "test"):
         with suppress(DataError):  # not every dataset has every split
-            images = open_data(spec, split, root=root)
-            for index in range(len(images)):
-                split_of.setdefault(images.key(index), split)
-    return every, tuple(split_of.get(every.key(index), "train") for index in range(len(every)))
+            part = open_data(spec, split, root=root)
+            for index in range(len(part)):
+                split_of.setdefault(part.key(index), split)
+    return images, tuple(split_of.get(images.key(index), "train") for index in range(len(images)))
 
 
 def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> None:
@@ -164,12 +163,9 @@ def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None
         )
     if os.path.exists(path):
         raise DataError(f"{path}: must be a folder or a table ({', '.join(KINDS)})")
-    near = difflib.get_close_matches(text.casefold(), [name.casefold() for name in BENCHMARKS], 1)
-    suggestion = next(
-        (f"; did you mean {name}?" for name in BENCHMARKS if near and name.casefold() == near[0]),
-        "",
-    )
-    raise DataError(f"{text[:200]}: no such folder, table or dataset{suggestion}")
+    suggestion = close_name(text, BENCHMARKS)
+    hint = "" if suggestion is None else f"; did you mean {suggestion}?"
+    raise DataError(f"{text[:200]}: no such folder, table or dataset{hint}")
 
 
 def _is_saved_dataset(path: Path) -> bool:
@@ -194,34 +190,44 @@ def _open_dataset(text: str, split: str, template: str | None, name: str | None)
     chosen = next((key for key in (split, *SPLITS.get(split, ())) if key in parts), None)
     if chosen is None and split == "test" and "validation" in parts:
         chosen = "validation"
-    whole = len(parts) == 1 and chosen is None
-    if chosen is None and not whole and split != "all":
+    unsplit = len(parts) == 1 and chosen is None
+    if chosen is None and not unsplit and split != "all":
         raise DataError(f"{text}: has no split {split!r}; it has {', '.join(parts)}")
-    if split == "all" and not whole and len(parts) > 1:
+    if split == "all" and not unsplit and len(parts) > 1:
         table = datasets.concatenate_datasets(list(parts.values()))
     else:
         table = parts[next(iter(parts)) if chosen is None else chosen]
     for column in ("image", "label"):
         if column not in table.column_names:
             raise DataError(f"{text}: has no column {column!r}; it has {', '.join(table.column_names)}")
-    feature = table.features["label"]
-    labels = table["label"][:] if hasattr(feature, "names") else [str(value) for value in table["label"][:]]
-    raw = list(feature.names) if hasattr(feature, "names") else sorted(set(labels), key=natural_key)
-    classes = check_classes(raw, [readable(label) for label in raw], text)
-    numbers = [int(label) if hasattr(feature, "names") else raw.index(label) for label in labels]
-    rows = list(range(len(numbers)))
-    if whole and split != "all":
-        rows = pick_split([f"row {row}" for row in rows], numbers, split, text)
+    raw, labels = _dataset_labels(table)
+    rows = [row for row, label in enumerate(labels) if label != UNLABELED]
+    if not rows:
+        raise DataError(f"{text}: no row has a label; a dataset needs some")
+    if unsplit and split != "all":
+        indices = pick_split([f"row {row}" for row in rows], [labels[row] for row in rows], split, text)
+        rows = [rows[index] for index in indices]
     table = table.cast_column("image", datasets.Image(decode=False))
     return CellImages(
         name=name or Path(repository).name,
-        classes=classes,
+        classes=check_classes(raw, [readable(label) for label in raw], text),
         template=check_template(TEMPLATE if template is None else template),
         reader=DatasetCells(table, "image", text),
         rows=tuple(rows),
-        labels=torch.tensor([numbers[row] for row in rows], dtype=torch.int64),
-        source=Source(text if text.startswith(HUB) else os.path.abspath(text)),
+        labels=torch.tensor([labels[row] for row in rows], dtype=torch.int64),
+        source=DataSource(text if text.startswith(HUB) else os.path.abspath(text)),
     )
+
+
+def _dataset_labels(table: Any) -> tuple[list[str], list[int]]:
+    """The classes of a `datasets.Dataset` as they are written, and the label of each row; -1: none."""
+    feature, values = table.features["label"], table["label"][:]
+    if hasattr(feature, "names"):
+        return list(feature.names), [UNLABELED if value is None else int(value) for value in values]
+    texts = ["" if value is None else str(value) for value in values]
+    raw = sorted({text for text in texts if text}, key=natural_key)
+    label_of = {text: label for label, text in enumerate(raw)}
+    return raw, [label_of.get(text, UNLABELED) for text in texts]
 
 
 def _open_world(spec: str, split: str, template: str | None) -> ImageSet:
@@ -239,7 +245,7 @@ def list_datasets() -> tuple[str, ...]:
     return (*BENCHMARKS, *(f"{WORLD}{name}" for name in (*world.list_tasks(), *world.list_shortcuts())))
 
 
-def _load() -> dict[str, Benchmark]:
+def _read_benchmarks() -> dict[str, Benchmark]:
     table = read_json(Path(__file__).with_name("benchmarks.json"), "table of benchmarks")
     result = {}
     for name, entry in table.items():
@@ -251,7 +257,7 @@ def _load() -> dict[str, Benchmark]:
     return result
 
 
-BENCHMARKS = _load()
+BENCHMARKS = _read_benchmarks()
 
 
 def find_benchmark(name: str) -> Benchmark | None:
@@ -281,7 +287,7 @@ def open_benchmark(
     if benchmark is None:
         raise UsageError(f"{name}: no such benchmark; choose from {', '.join(BENCHMARKS)}")
     listing = list_benchmark(benchmark, Path(root))
-    rows = _pick(benchmark, listing, split)
+    rows = _rows_of_split(benchmark, listing, split)
     domains = listing.domains
     return FileImages(
         name=benchmark.name,
@@ -295,16 +301,16 @@ def open_benchmark(
     )
 
 
-def _pick(benchmark: Benchmark, listing: Listing, split: str) -> list[tuple[str, int]]:
+def _rows_of_split(benchmark: Benchmark, listing: Listing, split: str) -> list[tuple[str, int]]:
     """The rows of a split."""
-    everything = [row for rows in listing.splits.values() for row in rows]
+    all_rows = [row for rows in listing.splits.values() for row in rows]
     if listing.domains is not None:
-        groups = [(label, listing.domains[path]) for path, label in everything]
-        wanted = "test" if split == "val" else split
-        chosen = pick_split([path for path, _ in everything], groups, wanted, benchmark.name)
-        return [everything[index] for index in chosen]
+        groups = [(label, listing.domains[path]) for path, label in all_rows]
+        part = "test" if split == "val" else split
+        indices = pick_split([path for path, _ in all_rows], groups, part, benchmark.name)
+        return [all_rows[index] for index in indices]
     if split == "all":
-        return everything
+        return all_rows
     if split not in listing.splits:
         raise DataError(f"{benchmark.name}: has no split {split!r}, only {', '.join(listing.splits)} and all")
     return listing.splits[split]
@@ -349,7 +355,7 @@ def open_folder(
         raise DataError(f"{root}: contains the {split_of_root} images; pass the folder with the val images")
     name = name or (root.resolve() if split_of_root is None else root.resolve().parent).name
     groups = _split_folders(root)
-    by_split = {key: _classes(folder) for key, folder in (groups or {"": root}).items()}
+    by_split = {key: _images_by_folder(folder) for key, folder in (groups or {"": root}).items()}
     if not any(by_split.values()):
         raise DataError(
             f"{root}: contains no class folders; put the images of each class in a folder with its name"
@@ -370,8 +376,8 @@ def open_folder(
     ]
     rows.sort(key=lambda row: (row[1], natural_key(row[0])))
     if not groups and split_of_root is None:
-        keep = pick_split([path for path, _ in rows], [label for _, label in rows], split, str(root), root)
-        rows = [rows[index] for index in keep]
+        indices = pick_split([path for path, _ in rows], [label for _, label in rows], split, str(root), root)
+        rows = [rows[index] for index in indices]
     return FileImages(
         name=name,
         classes=classes,
@@ -387,7 +393,7 @@ def _is_split(folder: Path) -> bool:
     if _split_of(folder.name) is None:
         return False
     siblings = [entry for entry in _entries(folder.parent) if _split_of(entry.name) and entry.is_dir()]
-    return len([entry for entry in siblings if not _holds_images(entry)]) > 1
+    return len([entry for entry in siblings if not _contains_images(entry)]) > 1
 
 
 def _held_out_folder(spec: str) -> str:
@@ -415,7 +421,7 @@ def _split_of(name: str) -> str | None:
     return next((split for split, names in SPLITS.items() if name.lower() in names), None)
 
 
-def _holds_images(folder: Path) -> bool:
+def _contains_images(folder: Path) -> bool:
     """Whether a folder directly contains images."""
     return any(entry.is_file() and is_image_name(entry.name) for entry in _entries(folder))
 
@@ -434,7 +440,7 @@ def _split_folders(root: Path) -> dict[str, Path]:
             if any(image_paths(folder)):
                 return {}
             continue
-        if _holds_images(folder):
+        if _contains_images(folder):
             return {}
         if split in by_split:
             raise DataError(
@@ -460,8 +466,8 @@ def _class_folders(
     root: Path, groups: dict[str, Path], by_split: dict[str, dict[str, list[str]]]
 ) -> list[str]:
     """The class folders with images in any split, in natural order; a warning names empty ones."""
-    full = {folder for classes in by_split.values() for folder, paths in classes.items() if paths}
-    if not full:
+    folders = {folder for classes in by_split.values() for folder, paths in classes.items() if paths}
+    if not folders:
         raise DataError(f"{root}: its class folders contain no images")
     for part, classes in by_split.items():
         empty = [folder for folder, paths in classes.items() if not paths]
@@ -469,10 +475,10 @@ def _class_folders(
             where = groups[part] if groups else root
             more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
             warn(f"{where}: class folders without images are skipped: {', '.join(empty[:5])}{more}")
-    return sorted(full, key=natural_key)
+    return sorted(folders, key=natural_key)
 
 
-def _classes(folder: Path) -> dict[str, list[str]]:
+def _images_by_folder(folder: Path) -> dict[str, list[str]]:
     """Images of each class folder, relative to `folder`."""
     return {
         entry.name: [f"{entry.name}/{path}" for path in image_paths(entry)]

@@ -1,4 +1,4 @@
-"""Paths in tables and lists: `Anywhere` for tables of the user, `Inside` a folder for untrusted ones."""
+"""Paths in tables and lists: `UserPaths` may lead anywhere, `ConfinedPaths` stay inside a folder."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ def read_list(path: Path, what: str, hint: str | None = None) -> str:
         raise DataError(str(error), hint=hint) from error
 
 
-class Anywhere:
+class UserPaths:
     """Paths in the user's tables: absolute, or relative to a root; links and `..` are allowed."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
 
     def check(self, path: str, where: str) -> str:
-        """The path in plain form; see `Inside.check`."""
-        plain = path.strip()
-        if not plain or "\0" in plain:
+        """The normalized path; see `ConfinedPaths.check`."""
+        normalized = path.strip()
+        if not normalized or "\0" in normalized:
             raise DataError(f"{where}: the path {path!r} is empty or malformed")
-        absolute = os.path.isabs(plain) or _DRIVE.match(plain) is not None
-        plain = plain if absolute else plain.replace("\\", "/")
-        plain = os.path.normpath(plain).replace(os.sep, "/")
-        if plain == "." or plain.endswith(".."):
+        absolute = os.path.isabs(normalized) or _DRIVE.match(normalized) is not None
+        normalized = normalized if absolute else normalized.replace("\\", "/")
+        normalized = os.path.normpath(normalized).replace(os.sep, "/")
+        if normalized == "." or normalized.endswith(".."):
             raise DataError(f"{where}: the path {path!r} names a folder, not an image")
-        return plain
+        return normalized
 
 
-class Inside:
+class ConfinedPaths:
     """Checks that relative paths stay inside a root after resolving links.
 
     The root itself may be a link to a dataset elsewhere. Each folder is resolved once.
@@ -51,30 +51,30 @@ class Inside:
         self._folders: dict[str, bool] = {}
 
     def check(self, path: str, where: str) -> str:
-        """The path in plain form (`/`, no `.` or inner `..`); it need not exist.
+        """The normalized path (`/`, no `.` or inner `..`); it need not exist.
 
         Args:
             path: as written in the file.
             where: file and row, for messages.
         """
-        plain = path.strip().replace("\\", "/")
-        if not plain or "\0" in plain:
+        normalized = path.strip().replace("\\", "/")
+        if not normalized or "\0" in normalized:
             raise DataError(f"{where}: the path {path!r} is empty or malformed")
-        if plain.startswith("/") or _DRIVE.match(plain):
+        if normalized.startswith("/") or _DRIVE.match(normalized):
             raise DataError(f"{where}: a path must be relative to {self.root}, got the absolute {path!r}")
-        plain = os.path.normpath(plain).replace(os.sep, "/")
-        if plain == ".." or plain.startswith("../"):
+        normalized = os.path.normpath(normalized).replace(os.sep, "/")
+        if normalized == ".." or normalized.startswith("../"):
             raise DataError(f"{where}: a path must stay inside {self.root}, but {path!r} leaves it")
-        folder, name = os.path.split(plain)
+        folder, name = os.path.split(normalized)
         if folder not in self._folders:
-            self._folders[folder] = self._stays(folder)
-        full = os.path.join(self._real, plain)
-        if not self._folders[folder] or (os.path.islink(full) and not self._stays(plain)):
+            self._folders[folder] = self._is_inside(folder)
+        full = os.path.join(self._real, normalized)
+        if not self._folders[folder] or (os.path.islink(full) and not self._is_inside(normalized)):
             raise DataError(f"{where}: a path must stay inside {self.root}, but {path!r} leaves it by a link")
-        if not name or plain == ".":
+        if not name or normalized == ".":
             raise DataError(f"{where}: the path {path!r} names a folder, not an image")
-        return plain
+        return normalized
 
-    def _stays(self, relative: str) -> bool:
+    def _is_inside(self, relative: str) -> bool:
         real = os.path.realpath(os.path.join(self._real, relative))
         return real == self._real or real.startswith(self._real.rstrip(os.sep) + os.sep)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dear.data.content import source_of
-from dear.data.images import FileImages, ImageSet, ListedImages, Wrapped
+from dear.data.images import FileImages, ImageSet, ImageSetWrapper, ListedImages
 from dear.images.views import Size, read_views
 
 Images = TypeVar("Images")
@@ -32,12 +32,12 @@ def read_ahead(images: Images, device: torch.device | None = None) -> Iterator[I
     depth = _DEPTH if device is None else _GPU_DEPTH
     reader = ThreadPoolExecutor(depth, thread_name_prefix="dear-read-ahead")
     try:
-        yield cast(Images, _Ahead(images, reader, depth, device))
+        yield cast(Images, _ReadAhead(images, reader, depth, device))
     finally:
         reader.shutdown(wait=True, cancel_futures=True)
 
 
-class _Ahead(Wrapped):
+class _ReadAhead(ImageSetWrapper):
     """`images`, whose `pixels` also starts to read the next batches, of the largest size so far."""
 
     def __init__(
@@ -63,17 +63,17 @@ class _Ahead(Wrapped):
         return self.images.select_classes(names)
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
-        indices_read = [int(index) for index in indices]
-        self._batch = max(self._batch, len(indices_read))
-        ready = self._pending.pop((_as_range(indices_read), size), None)
-        if len(indices_read) > 1:
-            self._begin_after(indices_read[-1] + 1, size)
-        batch_pixels = self._read(indices_read, size) if ready is None else ready.result()
+        rows = [int(index) for index in indices]
+        self._batch = max(self._batch, len(rows))
+        ready = self._pending.pop((_as_range(rows), size), None)
+        if len(rows) > 1:
+            self._start_after(rows[-1] + 1, size)
+        batch_pixels = self._read(rows, size) if ready is None else ready.result()
         if batch_pixels.is_cuda:  # it was created on another stream
             batch_pixels.record_stream(torch.cuda.current_stream(batch_pixels.device))
         return batch_pixels
 
-    def _begin_after(self, start: int, size: Size) -> None:
+    def _start_after(self, start: int, size: Size) -> None:
         """Start to read the next batches, and cancel others that were started."""
         previous, self._pending = self._pending, {}
         for first in range(start, min(start + self._depth * self._batch, len(self)), self._batch):
@@ -83,13 +83,13 @@ class _Ahead(Wrapped):
         for future in previous.values():
             future.cancel()
 
-    def _read(self, indices_read: Sequence[int], size: Size) -> Tensor:
+    def _read(self, rows: Sequence[int], size: Size) -> Tensor:
         if self._device is None or type(self.images).pixels not in (FileImages.pixels, ListedImages.pixels):
-            return self.images.pixels(indices_read, size)  # by the CPU, or by a subclass
-        return read_views([source_of(self.images, index) for index in indices_read], size, self._device)
+            return self.images.pixels(rows, size)  # by the CPU, or by a subclass
+        return read_views([source_of(self.images, index) for index in rows], size, self._device)
 
 
-def _as_range(places: Sequence[int]) -> range:
+def _as_range(indices: Sequence[int]) -> range:
     """Consecutive indices as a range; an empty range for others."""
-    span = range(places[0], places[-1] + 1) if places else range(0)
-    return span if list(span) == list(places) else range(0)
+    span = range(indices[0], indices[-1] + 1) if indices else range(0)
+    return span if list(span) == list(indices) else range(0)

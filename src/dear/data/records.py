@@ -41,12 +41,12 @@ def read_records(
     """Number and cells of each row, and the reader of the image column if there is one."""
     match path.suffix.lower():
         case ".jsonl" | ".ndjson":
-            return _jsonl(path), None
+            return _read_jsonl(path), None
         case ".parquet":
-            return _parquet(path, root, required)
+            return _read_parquet(path, root, required)
         case ".json":
-            return _coco(path), None
-    return _csv(path, required), None
+            return _read_coco(path), None
+    return _read_csv(path, required), None
 
 
 def frame_records(frame: Any) -> tuple[Iterator[tuple[int, Record]], CellReader | None]:
@@ -89,7 +89,7 @@ class _ListedCells:
         return decode_cell(value, where, Path())
 
 
-def _parquet(
+def _read_parquet(
     path: Path, root: Path, required: tuple[str, ...]
 ) -> tuple[Iterator[tuple[int, Record]], CellReader | None]:
     """Rows of a Parquet file without its image column, and the reader of that column."""
@@ -119,7 +119,7 @@ def _parquet(
     ), reader
 
 
-def _coco(path: Path) -> Iterator[tuple[int, Record]]:
+def _read_coco(path: Path) -> Iterator[tuple[int, Record]]:
     """Boxes of a COCO file: one row per annotation."""
     try:
         content = read_json(path, "COCO file")
@@ -158,7 +158,7 @@ def _coco(path: Path) -> Iterator[tuple[int, Record]]:
         )
 
 
-def _csv(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
+def _read_csv(path: Path, required: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
     """Line number and cells of each row of a CSV table."""
     reader = csv.reader(io.StringIO(read_list(path, "table"), newline=""), strict=True)
     try:
@@ -194,7 +194,7 @@ def _check_header(header: list[str], path: Path, required: tuple[str, ...]) -> N
             raise DataError(f"{path}: has two columns called {column}; remove one")
 
 
-def _jsonl(path: Path) -> Iterator[tuple[int, Record]]:
+def _read_jsonl(path: Path) -> Iterator[tuple[int, Record]]:
     """Line number and object of each line of a JSONL table."""
     for number, line in enumerate(read_list(path, "table").split("\n"), 1):
         if not line.strip():

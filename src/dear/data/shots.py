@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dear.data.content import content_digest
-from dear.data.duplicates import MOST_IMAGES, IntArray, find_file_duplicates
+from dear.data.duplicates import MAX_IMAGES, IntArray, find_file_duplicates
 from dear.data.images import FileImages, ImageSet, ListedImages, targets_of
 from dear.data.paths import read_list
 from dear.errors import DataError, DearError
@@ -28,12 +28,12 @@ HELD_OUT = 0.2
 Item = TypeVar("Item")
 
 
-def digest(*parts: str) -> bytes:
+def hash_words(*parts: str) -> bytes:
     """A hash of some words: the same on every machine and in every version.
 
     Composed and decomposed accents have the same hash, because file systems convert between them.
 
-    >>> digest("a", "b") == digest("ab")
+    >>> hash_words("a", "b") == hash_words("ab")
     False
     """
     joined = "\0".join(unicodedata.normalize("NFC", part).replace("\0", "\0\0") for part in parts)
@@ -59,7 +59,7 @@ def hold_out(
     >>> hold_out(["a", "a copy", "b", "b copy"], ["cat"] * 4, units=[0, 0, 1, 1])
     [False, False, True, True]
     """
-    order = sorted(range(len(keys)), key=lambda index: (digest("hold out", keys[index]), keys[index]))
+    order = sorted(range(len(keys)), key=lambda index: (hash_words("hold out", keys[index]), keys[index]))
     units = range(len(keys)) if units is None else units
     members: dict[int, list[int]] = defaultdict(list)
     sizes: Counter[Hashable] = Counter(groups)
@@ -108,7 +108,7 @@ def pick_split(
         f"{where}: names no split, so about a fifth of each class is held out for testing: "
         f"{held_out.count(False)} images to train on, {held_out.count(True)} to test on"
         + (f"; {sentence}, and copies stay on one side" if sentence else "")
-        + (f"; near duplicates are searched in at most {MOST_IMAGES:,} images" if unsearched else "")
+        + (f"; near duplicates are searched in at most {MAX_IMAGES:,} images" if unsearched else "")
     )
     return [index for index in range(len(keys)) if held_out[index] == (split == "test")]
 
@@ -140,7 +140,7 @@ def draw_shots(images: ImageSet, shots: int, seed: int) -> list[int]:
         if not members[label]:
             raise DataError(f"{images.name}: the class {name!r} has no images to draw shots from")
         rank = {
-            index: (digest("shots", images.name, name, str(seed), images.key(index)), images.key(index))
+            index: (hash_words("shots", images.name, name, str(seed), images.key(index)), images.key(index))
             for index in members[label]
         }
         chosen += _distinct_first(images, sorted(members[label], key=rank.__getitem__), shots)

@@ -7,9 +7,11 @@ that splits, caches, and checks treat them like files.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -17,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from dear.data.content import file_digest
-from dear.data.images import Rows, Source
+from dear.data.images import BaseImageSet, DataSource
 from dear.errors import InputError
 from dear.images.open import open_image
 from dear.images.views import Size, read_views
@@ -86,7 +88,7 @@ class Box:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BoxedImages(Rows):
+class BoxedImages(BaseImageSet):
     """Boxes of image files as images."""
 
     per_image: ClassVar[tuple[str, ...]] = ("files", "boxes", "places")
@@ -100,7 +102,7 @@ class BoxedImages(Rows):
     labels: Tensor  #: int64 [n]
     domains: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
-    source: Source | None = None
+    source: DataSource | None = None
     targets: Tensor | None = None
     texts: Mapping[str, Sequence[str]] | None = None
     parents: Mapping[str, str] | None = None
@@ -136,7 +138,7 @@ class CellReader(Protocol):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CellImages(Rows):
+class CellImages(BaseImageSet):
     """Images in the cells of a table, read when they are needed."""
 
     per_image: ClassVar[tuple[str, ...]] = ("rows",)
@@ -148,7 +150,7 @@ class CellImages(Rows):
     labels: Tensor  #: int64 [n]
     domains: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
-    source: Source | None = None
+    source: DataSource | None = None
     targets: Tensor | None = None
     texts: Mapping[str, Sequence[str]] | None = None
     parents: Mapping[str, str] | None = None
@@ -189,9 +191,9 @@ class ParquetCells:
         self._lock = threading.Lock()
         self._groups: OrderedDict[int, list[Any]] = OrderedDict()
         self._bytes = 0
-        file = self._open()
-        counts = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-        self._starts = [sum(counts[:group]) for group in range(len(counts) + 1)]
+        with self._open() as file:
+            counts = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        self._starts = list(accumulate(counts, initial=0))
 
     def __reduce__(self) -> tuple[Any, ...]:  # for workers: neither the lock nor the cached groups are sent
         return ParquetCells, (self.path, self.column, self.root)
@@ -201,7 +203,7 @@ class ParquetCells:
 
     def read(self, row: int) -> bytes | str:
         """The bytes or the path of one row."""
-        group = next(g for g in range(len(self._starts) - 1) if row < self._starts[g + 1])
+        group = bisect_right(self._starts, row) - 1
         with self._lock:
             if group not in self._groups:
                 self._groups[group] = self._read_group(group)

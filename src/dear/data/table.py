@@ -12,8 +12,7 @@ whole numbers, otherwise in natural order. Rows with an empty label are unlabele
 (`dear.data.unlabeled`). Other columns are ignored.
 
 No image (or box) may occur twice: it could be trained on and tested, or have two labels. Without a `split`
-column, a fifth of each class (and domain) is held out for testing by the hash of the path. `confined` tables,
-which come from strangers, may not leave their folder, neither by `..` nor by a link.
+column, a fifth of each class (and domain) is held out for testing by the hash of the path.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dear.data.images import TEMPLATE, UNLABELED, FileImages, ImageSet, main_labels
 from dear.data.names import check_classes, check_template, natural_key, readable, underscores_to_spaces
-from dear.data.paths import Anywhere, Inside
+from dear.data.paths import UserPaths
 from dear.data.records import BOX, LISTS, OPTIONAL, REQUIRED, Record, frame_records, read_records
 from dear.data.shots import pick_split
 from dear.data.stored import Box, BoxedImages, CellImages, CellReader
@@ -41,7 +40,7 @@ from dear.data.tree import add_path, resolve_tree
 from dear.errors import DataError, InputError
 from dear.utils.text import check_name
 
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -72,19 +71,12 @@ class Row:
         return path if self.box is None else f"{path}#{self.box.text}"
 
 
-class _Paths(Protocol):
-    def check(self, path: str, where: str) -> str:
-        """The path in plain form."""
-
-
 def open_table(
     path: str | os.PathLike[str] | Any,
     split: str,
     template: str | None = None,
     name: str | None = None,
     root: str | os.PathLike[str] | None = None,
-    *,
-    confined: bool = False,
     margin: float = 0.0,
 ) -> ImageSet:
     """Read a table.
@@ -95,7 +87,6 @@ def open_table(
         template: prompt with `{}` (default "a photo of a {}.").
         name: of the dataset (default: the table's name; of an `index.csv` its folder's).
         root: the folder that relative paths start from (default: the table's).
-        confined: reject paths that leave `root`.
         margin: added to every box on each side, as a fraction of the box.
 
     Raises:
@@ -105,13 +96,12 @@ def open_table(
     source = Path("frame" if frame is not None else path)
     folder = Path(root) if root is not None else (Path() if frame is not None else source.parent)
     records, reader = frame_records(frame) if frame is not None else read_records(source, folder)
-    paths: _Paths = Inside(folder) if confined else Anywhere(folder)
     required = REQUIRED if reader is None else ("label",)
-    rows = _rows(records, str(source), paths, required, margin=margin)
+    rows = _parse_rows(records, str(source), UserPaths(folder), required, margin=margin)
     rows = [row for row in rows if row.label or row.labels is not None]
     if not any(row.all_labels for row in rows):
         raise DataError(f"{source}: no row has a label; a dataset needs some")
-    classes, labels = _classes(rows, source)
+    classes, labels = _class_names(rows, source)
     targets = None if rows[0].labels is None else _targets(rows, labels)
     main = torch.tensor([labels[row.label] for row in rows]) if targets is None else main_labels(targets)
     if rows[0].split is None:
@@ -119,9 +109,9 @@ def open_table(
         first: dict[str, int] = {}  # image -> its first row: all boxes of an image are on one side
         for index, row in enumerate(rows):
             first.setdefault(row.path or row.key, index)
-        keys, searched = list(first), folder if reader is None else None
+        keys, copies_root = list(first), folder if reader is None else None
         split_rows = pick_split(
-            keys, [groups[index] for index in first.values()], split, str(source), searched
+            keys, [groups[index] for index in first.values()], split, str(source), copies_root
         )
         images = {keys[index] for index in split_rows}
         chosen = [index for index, row in enumerate(rows) if (row.path or row.key) in images]
@@ -137,8 +127,8 @@ def open_table(
         "template": check_template(TEMPLATE if template is None else template),
         "labels": main[chosen],
         "targets": None if targets is None else targets[chosen],
-        "texts": _texts(rows, classes, labels, source),
-        "parents": _parents(rows, classes, labels, source),
+        "texts": _texts_of_classes(rows, classes, labels, source),
+        "parents": _tree_of_classes(rows, classes, labels, source),
         "domains": None if rows[0].domain is None else tuple(row.domain or "" for row in selected),
         "groups": None if rows[0].group is None else tuple(row.group or "" for row in selected),
     }
@@ -146,9 +136,9 @@ def open_table(
 
 
 def open_unlabeled_table(
-    path: Path, root: Path, *, labeled_too: bool = False, margin: float = 0.0
+    path: Path, root: Path, *, include_labeled: bool = False, margin: float = 0.0
 ) -> ImageSet | None:
-    """The images of a table that have no label, or with `labeled_too` all of them, as images without labels.
+    """The images of a table without a label, or with `include_labeled` all of them, as images without labels.
 
     Returns:
         None where no row is without a label.
@@ -156,12 +146,12 @@ def open_unlabeled_table(
     Raises:
         DataError: a row is malformed; it is named, with its column.
     """
-    records, reader = read_records(path, root, ("path",) if labeled_too else REQUIRED)
-    required = () if labeled_too else ("label",)
-    rows = _rows(
-        records, str(path), Anywhere(root), required if reader else ("path", *required), margin=margin
+    records, reader = read_records(path, root, ("path",) if include_labeled else REQUIRED)
+    required = () if include_labeled else ("label",)
+    rows = _parse_rows(
+        records, str(path), UserPaths(root), required if reader else ("path", *required), margin=margin
     )
-    selected = rows if labeled_too else [row for row in rows if not row.label and row.labels is None]
+    selected = rows if include_labeled else [row for row in rows if not row.label and row.labels is None]
     labels = torch.full((len(selected),), UNLABELED, dtype=torch.int64)
     common = {"name": path.name, "classes": (), "template": TEMPLATE, "labels": labels}
     return _image_set(selected, reader, root, path, common) if selected else None
@@ -181,10 +171,10 @@ def _image_set(
     return BoxedImages(root=folder, files=files, boxes=boxes, places=places, **common)
 
 
-def _rows(
+def _parse_rows(
     records: Iterable[tuple[int, Record]],
     source: str,
-    paths: _Paths,
+    paths: UserPaths,
     required: tuple[str, ...] = REQUIRED,
     *,
     margin: float = 0.0,
@@ -196,25 +186,27 @@ def _rows(
     for number, cells in records:
         where = f"{source}, row {number}"
         record = dict(cells)
-        several = "labels" in record
-        if several and "label" in record:
+        multilabel = "labels" in record
+        if multilabel and "label" in record:
             raise DataError(f"{where}: has a label and labels; keep one of the columns")
-        listed = {key: _list(record[key], key, where) for key in LISTS if key in record}
-        if several:
+        listed = {key: _parse_list(record[key], key, where) for key in LISTS if key in record}
+        if multilabel:
             record["label"] = (listed["labels"] or ("",))[0]
         elif "label" not in required or ("label" in record and record["label"] is None):
             record["label"] = record.get("label") or ""
         present = frozenset(key for key in (*REQUIRED, *OPTIONAL, *BOX) if record.get(key) is not None)
-        present |= {"labels"} if several else set()
+        present |= {"labels"} if multilabel else set()
         missing = [key for key in required if key not in present]
         if missing:
             raise DataError(f"{where}: has no {' and no '.join(missing)}")
         if columns is not None and present != columns:
-            odd = sorted(present ^ columns)[0]
-            raise DataError(f"{where}: some rows have {odd!r} and others do not; fill it in all or in none")
+            column = sorted(present ^ columns)[0]
+            raise DataError(
+                f"{where}: some rows have {column!r} and others do not; fill it in all or in none"
+            )
         columns = present
-        texts = {key: _cell(record[key], key, where) for key in sorted(present - {*BOX, *LISTS})}
-        box = _box(record, present, where, margin)
+        texts = {key: _parse_cell(record[key], key, where) for key in sorted(present - {*BOX, *LISTS})}
+        box = _parse_box(record, present, where, margin)
         if "split" in texts:
             texts["split"] = texts["split"].lower()
         path = paths.check(texts["path"], where) if "path" in required else None
@@ -226,17 +218,17 @@ def _rows(
         rows.append(row)
     if not rows:
         raise DataError(f"{source}: the table has no rows")
-    return _whole_pixels(rows)
+    return _unify_units(rows)
 
 
-def _whole_pixels(rows: list[Row]) -> list[Row]:
+def _unify_units(rows: list[Row]) -> list[Row]:
     """Rows whose boxes of whole numbers are pixels if any box is: 0,0,1,1 may be a pixel or the image."""
     if not any(row.box is not None and not row.box.fractional for row in rows):
         return rows
     return [row if row.box is None else replace(row, box=row.box.in_pixels()) for row in rows]
 
 
-def _list(value: Any, column: str, where: str) -> tuple[str, ...] | None:
+def _parse_list(value: Any, column: str, where: str) -> tuple[str, ...] | None:
     """The distinct items of a cell, a list or a text separated by `;`; None if the cell is empty."""
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -245,11 +237,11 @@ def _list(value: Any, column: str, where: str) -> tuple[str, ...] | None:
     items = value.split(";") if isinstance(value, str) else value
     if not isinstance(items, list | tuple):
         raise DataError(f"{where}: {column} must be a list or a text separated by ;, got {value!r}")
-    whole = [str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in items]
-    odd = [item for item in whole if not isinstance(item, str)]
-    if odd:
-        raise DataError(f"{where}: {column} must contain texts, got {odd[0]!r}")
-    return tuple(dict.fromkeys(text for item in whole if (text := str(item).strip())))
+    texts = [str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in items]
+    invalid = [item for item in texts if not isinstance(item, str)]
+    if invalid:
+        raise DataError(f"{where}: {column} must contain texts, got {invalid[0]!r}")
+    return tuple(dict.fromkeys(text for item in texts if (text := str(item).strip())))
 
 
 def _targets(rows: list[Row], labels: dict[str, int]) -> Tensor:
@@ -260,7 +252,7 @@ def _targets(rows: list[Row], labels: dict[str, int]) -> Tensor:
     return targets
 
 
-def _texts(
+def _texts_of_classes(
     rows: list[Row], classes: tuple[str, ...], labels: dict[str, int], source: Path
 ) -> dict[str, tuple[str, ...]] | None:
     """The different texts of each class's rows; None where the table has no texts."""
@@ -281,7 +273,7 @@ def _texts(
     return {name: check_texts(list(entries), name, where) for name, entries in texts.items()}
 
 
-def _parents(
+def _tree_of_classes(
     rows: list[Row], classes: tuple[str, ...], labels: dict[str, int], source: Path
 ) -> dict[str, str] | None:
     """The tree that the column `parent`, or labels that are paths, describe; None where there is none."""
@@ -303,7 +295,7 @@ def _parents(
     )
 
 
-def _box(record: Record, present: frozenset[str], where: str, margin: float) -> Box | None:
+def _parse_box(record: Record, present: frozenset[str], where: str, margin: float) -> Box | None:
     """The box of a row; None where the table has none."""
     if not present & set(BOX):
         return None
@@ -322,7 +314,7 @@ def _box(record: Record, present: frozenset[str], where: str, margin: float) -> 
     return Box(x, y, width, height, margin)
 
 
-def _cell(value: Any, column: str, where: str) -> str:
+def _parse_cell(value: Any, column: str, where: str) -> str:
     """A cell as text: JSON may also give whole numbers as labels."""
     if isinstance(value, int) and not isinstance(value, bool) and column == "label":
         return str(value)
@@ -333,7 +325,7 @@ def _cell(value: Any, column: str, where: str) -> str:
     return value if column == "path" else value.strip()
 
 
-def _classes(rows: list[Row], path: Path) -> tuple[tuple[str, ...], dict[str, int]]:
+def _class_names(rows: list[Row], path: Path) -> tuple[tuple[str, ...], dict[str, int]]:
     """Class names in order, and the number of each label."""
     names: dict[str, str] = {}
     paths = all(TREE in label.strip(TREE) for row in rows for label in row.all_labels)
@@ -357,7 +349,7 @@ def _classes(rows: list[Row], path: Path) -> tuple[tuple[str, ...], dict[str, in
                 f"{path}, row {row.number}, column label: {label!r} names several classes; call the column "
                 "labels"
             )
-    whole = all(_WHOLE.fullmatch(label) for label in names)
-    order = sorted(names, key=int) if whole else sorted(names, key=natural_key)
+    numbers = all(_INTEGER.fullmatch(label) for label in names)
+    order = sorted(names, key=int) if numbers else sorted(names, key=natural_key)
     classes = check_classes(order, [names[label] for label in order], str(path))
     return classes, {label: number for number, label in enumerate(order)}

@@ -57,7 +57,9 @@ def tar_files(path: Path) -> list[Path]:
     files = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
     if not all(file.suffix.lower() in (".tar", ".idx", ".json") and file.is_file() for file in files):
         return []
-    return sorted((file for file in files if file.suffix == ".tar"), key=lambda file: natural_key(file.name))
+    return sorted(
+        (file for file in files if file.suffix.lower() == ".tar"), key=lambda file: natural_key(file.name)
+    )
 
 
 def open_tars(
@@ -96,7 +98,7 @@ def read_tars(path: Path) -> tuple[TarCells, dict[str, str | None]]:
     labels: dict[str, str | None] = {}
     for file in files:
         prefix = f"{file.name}/" if len(files) > 1 else ""
-        for image, (start, size, label) in _samples(file).items():
+        for image, (start, size, label) in _read_samples(file).items():
             spans.append((os.path.abspath(file), start, size))
             labels[f"{prefix}{image}"] = label
     if not spans:
@@ -104,7 +106,7 @@ def read_tars(path: Path) -> tuple[TarCells, dict[str, str | None]]:
     return TarCells(spans), labels
 
 
-def _samples(path: Path) -> dict[str, tuple[int, int, str | None]]:
+def _read_samples(path: Path) -> dict[str, tuple[int, int, str | None]]:
     """By name of an image: first byte, size, and label."""
     images: dict[str, tuple[str, int, int]] = {}  # of a sample: name of the image, first byte, size
     labels: dict[str, dict[str, str]] = {}  # of a sample: texts by ending
@@ -124,11 +126,11 @@ def _samples(path: Path) -> dict[str, tuple[int, int, str | None]]:
                     images[key] = (member.name, member.offset_data, member.size)
                 elif ending in _LABELS:
                     _check_size(member, MAX_LABEL, path)
-                    labels.setdefault(key, {})[ending] = _text(tar, member, path)
+                    labels.setdefault(key, {})[ending] = _read_text(tar, member, path)
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise DataError(f"{path}: is not a complete, uncompressed tar ({error})") from None
     return {
-        name: (start, size, _label(labels.get(key, {}), f"{path}, {key}"))
+        name: (start, size, _read_label(labels.get(key, {}), f"{path}, {key}"))
         for key, (name, start, size) in images.items()
     }
 
@@ -144,13 +146,13 @@ def _key(member: tarfile.TarInfo, path: Path, total: int) -> tuple[str, str]:
         raise DataError(
             f"{path}: members must be plain files, but {name} is a link, a device, or sparse; pack files only"
         )
-    pure = PurePosixPath(name.replace("\\", "/"))
-    if pure.is_absolute() or ".." in pure.parts:
+    posix = PurePosixPath(name.replace("\\", "/"))
+    if posix.is_absolute() or ".." in posix.parts:
         raise DataError(f"{path}: the name {name!r} leaves the tar; pack files with relative names")
     if member.offset_data + member.size > total:
         raise DataError(f"{path}: {name} ends after the file; the tar is truncated")
-    stem, _, ending = pure.name.partition(".")
-    return str(pure.parent / stem), ending.lower()
+    stem, _, ending = posix.name.partition(".")
+    return str(posix.parent / stem), ending.lower()
 
 
 def _check_size(member: tarfile.TarInfo, limit: int, path: Path) -> None:
@@ -160,7 +162,7 @@ def _check_size(member: tarfile.TarInfo, limit: int, path: Path) -> None:
         )
 
 
-def _text(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> str:
+def _read_text(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> str:
     file = tar.extractfile(member)
     assert file is not None
     try:
@@ -169,7 +171,7 @@ def _text(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> str:
         raise DataError(f"{path}: {member.name} is not UTF-8") from None
 
 
-def _label(texts: dict[str, str], where: str) -> str | None:
+def _read_label(texts: dict[str, str], where: str) -> str | None:
     if "cls" in texts:
         return texts["cls"].strip() or None
     if "json" in texts:

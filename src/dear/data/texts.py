@@ -15,7 +15,7 @@ from dear.errors import DataError, InputError
 from dear.utils.files import read_mapping
 from dear.utils.text import check_name, check_printable, fill_template, fold_name
 
-MOST_CHARACTERS = 2000  #: of a text
+MAX_CHARACTERS = 2000  #: of a text
 _NAME_WORDS = 3  # an entry without a full stop that has more words is a sentence
 _END = (".", "!", "?")
 
@@ -40,18 +40,18 @@ def read_texts(source: str | os.PathLike[str] | Mapping[str, Any]) -> Texts:
 
 def check_texts(entries: Any, name: str, source: str) -> tuple[str, ...]:
     """The different entries of one class, in their order."""
-    listed = [entries] if isinstance(entries, str) else entries
-    if not isinstance(listed, Sequence) or not listed:
+    texts = [entries] if isinstance(entries, str) else entries
+    if not isinstance(texts, Sequence) or not texts:
         raise DataError(f"{source}: the class {name!r} needs a list of texts, got {str(entries)[:80]!r}")
-    for number, entry in enumerate(listed, 1):
-        if not isinstance(entry, str) or not entry.strip() or len(entry) > MOST_CHARACTERS:
+    for number, entry in enumerate(texts, 1):
+        if not isinstance(entry, str) or not entry.strip() or len(entry) > MAX_CHARACTERS:
             raise DataError(
-                f"{source}: text {number} of the class {name!r} must be 1 to {MOST_CHARACTERS} characters, "
+                f"{source}: text {number} of the class {name!r} must be 1 to {MAX_CHARACTERS} characters, "
                 f"got {str(entry)[:80]!r}"
             )
     try:
         check_name(name)
-        return tuple(dict.fromkeys(check_printable(" ".join(entry.split()), "text") for entry in listed))
+        return tuple(dict.fromkeys(check_printable(" ".join(entry.split()), "text") for entry in texts))
     except InputError as error:
         raise DataError(f"{source}: {error}") from None
 
@@ -76,8 +76,8 @@ def resolve_texts(texts: Mapping[str, Sequence[str]], classes: Sequence[str], te
         )
     missing = [name for name in classes if name not in resolved and "|" not in name]
     if missing:
-        listed = ", ".join(map(repr, missing[:5])) + (f" and {len(missing) - 5} more" if missing[5:] else "")
-        raise DataError(f"texts: the class {listed} has no texts; add some, or its name")
+        names = ", ".join(map(repr, missing[:5])) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+        raise DataError(f"texts: the class {names} has no texts; add some, or its name")
     return resolved
 
 

@@ -40,7 +40,7 @@ def read_tree(source: str | os.PathLike[str] | Mapping[str, Any]) -> Parents:
         for child, parent in content.items():
             _add(parents, child, parent, where)
     else:
-        _walk(content, None, parents, where)
+        _collect_parents(content, None, parents, where)
     check_tree(parents, where)
     return parents
 
@@ -86,19 +86,19 @@ def resolve_tree(parents: Mapping[str, str], classes: Sequence[str], where: str 
     renamed: Parents = {}
     for child, parent in parents.items():
         _add(renamed, known.get(fold_name(child), child), parent, where)
-    upper = set(renamed.values())
-    both = next((name for name in classes if name in upper), None)
+    parent_names = set(renamed.values())
+    both = next((name for name in classes if name in parent_names), None)
     if both is not None:
         raise DataError(
             f"{where}: {both!r} is a class and a parent; rename the parent, or leave the class out"
         )
     names = set(classes)
-    odd = next((child for child in renamed if child not in names and child not in upper), None)
-    if odd is not None:
-        near = difflib.get_close_matches(odd, classes, 1) or classes[:3]
-        some = ", ".join(map(repr, near))
+    leaf = next((child for child in renamed if child not in names and child not in parent_names), None)
+    if leaf is not None:
+        close = difflib.get_close_matches(leaf, classes, 1) or classes[:3]
         raise DataError(
-            f"{where}: {odd!r} is neither a class nor a parent; a leaf must be a class, such as {some}"
+            f"{where}: {leaf!r} is neither a class nor a parent; a leaf must be a class, such as "
+            f"{', '.join(map(repr, close))}"
         )
     used: Parents = {}
     for name in classes:
@@ -109,19 +109,21 @@ def resolve_tree(parents: Mapping[str, str], classes: Sequence[str], where: str 
     return used
 
 
-def _walk(content: Any, parent: str | None, parents: Parents, where: str) -> None:
+def _collect_parents(content: Any, parent: str | None, parents: Parents, where: str) -> None:
     """Collect the parents of a nested tree."""
     children = content.items() if isinstance(content, dict) else [(child, None) for child in content]
-    for child, below in children:
+    for child, grandchildren in children:
         if not isinstance(child, str):
             raise DataError(f"{where}: every entry below {parent!r} must be a name, got {child!r}")
         if parent is not None:
             _add(parents, child, parent, where)
-        if below is None or below == "":
+        if grandchildren is None or grandchildren == "":
             continue
-        if not isinstance(below, dict | list):
-            raise DataError(f"{where}: {child!r} must have a list or an object of children, got {below!r}")
-        _walk(below, child, parents, where)
+        if not isinstance(grandchildren, dict | list):
+            raise DataError(
+                f"{where}: {child!r} must have a list or an object of children, got {grandchildren!r}"
+            )
+        _collect_parents(grandchildren, child, parents, where)
 
 
 def _add(parents: Parents, child: str, parent: str, where: str) -> None:

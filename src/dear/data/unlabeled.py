@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear.data.images import TEMPLATE, UNLABELED, FileImages, ImageSet, Wrapped, unlabeled_images
+from dear.data.images import TEMPLATE, UNLABELED, FileImages, ImageSet, ImageSetWrapper, unlabeled_images
 from dear.data.inputs import as_images
 from dear.data.names import natural_key
 from dear.data.open import SPLITS, UNLABELED_FOLDER, WORLD, check_data, find_benchmark, open_data
@@ -29,7 +29,7 @@ REST = "rest"  #: the name of the training images that are not drawn
 
 
 @dataclass(frozen=True, eq=False)
-class Relabeled(Wrapped):
+class Relabeled(ImageSetWrapper):
     """The images of a set with other labels and classes."""
 
     images: ImageSet
@@ -106,8 +106,8 @@ def open_unlabeled(
         return without_labels(open_data(text, "train", root=root))
     check_data(path, root)
     if os.path.isdir(path):
-        return _files(path, sorted(image_paths(path), key=natural_key), path)
-    images = open_unlabeled_table(path, path.parent if root is None else Path(root), labeled_too=True)
+        return _unlabeled_files(path, sorted(image_paths(path), key=natural_key))
+    images = open_unlabeled_table(path, path.parent if root is None else Path(root), include_labeled=True)
     assert images is not None  # a table has at least one row
     return images
 
@@ -131,14 +131,14 @@ def unlabeled_part(
             if (folder / UNLABELED_FOLDER).is_dir()
             for name in sorted(image_paths(folder / UNLABELED_FOLDER), key=natural_key)
         ]
-        return _files(path, rows, path) if rows else None
+        return _unlabeled_files(path, rows) if rows else None
     if path.suffix.lower() not in KINDS or not path.is_file():
         return None
     return open_unlabeled_table(path, path.parent if root is None else Path(root), margin=margin)
 
 
-def _files(root: Path, paths: Sequence[str], source: Path) -> ImageSet:
+def _unlabeled_files(root: Path, paths: Sequence[str]) -> ImageSet:
     if not paths:
-        raise DataError(f"{source}: must contain at least 1 unlabeled image, got none")
+        raise DataError(f"{root}: must contain at least 1 unlabeled image, got none")
     labels = torch.full((len(paths),), UNLABELED, dtype=torch.int64)
-    return FileImages(source.name, (), TEMPLATE, root, tuple(paths), labels)
+    return FileImages(root.name, (), TEMPLATE, root, tuple(paths), labels)

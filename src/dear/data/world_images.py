@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dear.data.images import Rows
+from dear.data.images import BaseImageSet
 from dear.errors import DataError
 from dear.images.views import Size, resize_crop, side_of
 from dear.utils.digest import of_parts
@@ -28,7 +28,7 @@ _CHUNK = 240  # images rendered at once; what an image looks like does not depen
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class WorldImages(Rows):
+class WorldImages(BaseImageSet):
     """Some images of a task."""
 
     per_image: ClassVar[tuple[str, ...]] = ("numbers",)

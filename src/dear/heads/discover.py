@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dear.clip.model import Clip, require_clip
 from dear.data.batches import Pixels, count_images, over_pixels
-from dear.data.images import ImageLike, ImageSet, is_utf8
+from dear.data.images import ImageSet, is_utf8
 from dear.data.inputs import is_frame
 from dear.data.unlabeled import open_unlabeled
 from dear.errors import RoleError
@@ -31,6 +31,7 @@ from dear.heads.rules import MeasuredHead, assign, check_rule
 from dear.heads.sentences import DEFAULT, Embedder, sentence_embedder, unit
 from dear.heads.stability import REPLICATES, BlockMoments, bootstrap
 from dear.heads.textspan import Spans, textspan_moments
+from dear.images.open import ImageLike
 from dear.utils.files import PathLike
 from dear.utils.progress import Progress, silent
 

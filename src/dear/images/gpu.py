@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 
 from dear.images.jpeg import TURNS
-from dear.images.open import PlainJpeg, Source, plain_jpeg
+from dear.images.open import ImageLike, PlainJpeg, plain_jpeg
 from dear.images.resample_tensors import resampling_weights, round_to_bytes
 from dear.images.views import Axis, Size, View, axes_of, side_of, view_pixels
 from dear.utils.memory import keep_freed
@@ -78,7 +78,7 @@ def _can_decode(decode: Decode) -> bool:
     return pixels is not None and pixels.shape == (8, 16, 3)
 
 
-def device_views(sources: Sequence[Source], size: Size, device: torch.device, decode: Decode) -> Tensor:
+def device_views(sources: Sequence[ImageLike], size: Size, device: torch.device, decode: Decode) -> Tensor:
     """The views of images, uint8 [b, 3, size, size] on a device.
 
     `decode` decodes plain JPEG files; the CPU decodes all others, and those that it cannot.
@@ -108,7 +108,7 @@ def device_views(sources: Sequence[Source], size: Size, device: torch.device, de
         return views
 
 
-def _read_plain_files(sources: Sequence[Source]) -> list[PlainJpeg | None]:
+def _read_plain_files(sources: Sequence[ImageLike]) -> list[PlainJpeg | None]:
     """`plain_jpeg` of each; by several threads where reading is slow, otherwise they block each other."""
     jpegs: list[PlainJpeg | None] = []
     quickest = math.inf  # of the first few files; some may have waited for another thread

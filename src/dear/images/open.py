@@ -24,7 +24,7 @@ from dear.images import jpeg
 from dear.images.resample import Pixels
 from dear.utils.extras import install_command
 
-Source = str | os.PathLike[str] | bytes | Image.Image
+ImageLike = str | os.PathLike[str] | bytes | Image.Image  #: a file, the bytes of one, or a Pillow image
 
 # 100 megapixels: 300 MB as RGB. Pillow refuses by itself only what is twice its limit.
 MAX_PIXELS = 100_000_000
@@ -42,7 +42,7 @@ _ORIENTATION = 0x112  # EXIF's tag
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-def open_image(source: Source) -> Image.Image:
+def open_image(source: ImageLike) -> Image.Image:
     """The image as upright 8-bit RGB, of an animation the first frame.
 
     EXIF rotation is applied; palette, gray, CMYK and 16-bit images are converted; transparent images get a
@@ -63,7 +63,7 @@ def open_image(source: Source) -> Image.Image:
             return _load_rgb(image, _name(source))
 
 
-def open_pixels(source: Source, scratch: bool = False) -> Pixels:
+def open_pixels(source: ImageLike, scratch: bool = False) -> Pixels:
     """`open_image` as an array; ordinary JPEG files are decoded without Pillow.
 
     With `scratch`, the next call of this thread may overwrite the result.
@@ -89,7 +89,7 @@ class PlainJpeg:
     orientation: int  #: EXIF's number; 1 is upright
 
 
-def plain_jpeg(source: Source) -> PlainJpeg | None:
+def plain_jpeg(source: ImageLike) -> PlainJpeg | None:
     """A file that all decoders decode alike; None for any other, which `open_pixels` reads.
 
     Raises:
@@ -125,7 +125,7 @@ def _check_size(size: tuple[int, int], name: str) -> None:
 
 
 @contextmanager
-def _translate_errors(source: Source) -> Iterator[None]:
+def _translate_errors(source: ImageLike) -> Iterator[None]:
     """Convert any error to an InputError that names the image."""
     name = _name(source)
     try:
@@ -152,7 +152,7 @@ def _translate_errors(source: Source) -> Iterator[None]:
         ) from error
 
 
-def _name(source: Source) -> str:
+def _name(source: ImageLike) -> str:
     """Name of a source in messages."""
     if isinstance(source, bytes):
         return f"image of {len(source):,} bytes"
@@ -161,7 +161,7 @@ def _name(source: Source) -> str:
     return os.fspath(source)
 
 
-def _read_jpeg(source: Source) -> tuple[bytes | None, jpeg.Header | None]:
+def _read_jpeg(source: ImageLike) -> tuple[bytes | None, jpeg.Header | None]:
     """All bytes of a JPEG file and its header; None for any other source."""
     if isinstance(source, Image.Image):
         return None, None
@@ -198,7 +198,7 @@ def _read_jpeg_file(path: str | os.PathLike[str]) -> bytes | None:
         os.close(descriptor)
 
 
-def _open_pillow(source: Source, content: bytes | None) -> Image.Image:
+def _open_pillow(source: ImageLike, content: bytes | None) -> Image.Image:
     """An open Pillow image whose pixels are not decoded yet; `content` are the bytes of a JPEG."""
     if isinstance(source, Image.Image):
         return source.copy()  # closing it does not affect the original
@@ -231,7 +231,7 @@ def _first_bytes(source: str | os.PathLike[str] | bytes, count: int) -> bytes:
         return file.read(count)
 
 
-def describe_non_image(source: Source) -> str:
+def describe_non_image(source: ImageLike) -> str:
     """What a file is that is not an image, judged by its first bytes: "is a text file, not an image"."""
     if isinstance(source, Image.Image):
         return "is not an image"

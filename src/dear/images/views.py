@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from dear.images.open import Source, open_pixels
+from dear.images.open import ImageLike, open_pixels
 from dear.images.resample import Pixels, resample
 from dear.utils.parallel import map_threads
 
@@ -95,7 +95,7 @@ def resize_short(pixels: Pixels, size: int, bilinear: bool = False) -> Pixels:
     return _resize(pixels, *axes_of(width, height, size), bilinear)
 
 
-def view_pixels(source: Source, size: Size) -> Pixels:
+def view_pixels(source: ImageLike, size: Size) -> Pixels:
     """A model's view of an image: by default the short side to `size` bicubic, then the center.
 
     Modes, rotation and transparency are those of `open_image`.
@@ -107,7 +107,7 @@ def view_pixels(source: Source, size: Size) -> Pixels:
     return view.copy() if np.may_share_memory(view, pixels) else view
 
 
-def square(image: Source, size: Size) -> Image.Image:
+def square(image: ImageLike, size: Size) -> Image.Image:
     """`view_pixels` as a Pillow image.
 
     >>> wide = Image.new("RGB", (30, 20))
@@ -124,7 +124,7 @@ def to_tensor(pixels: Pixels) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
-def resize_crop(image: Source, size: Size) -> Tensor:
+def resize_crop(image: ImageLike, size: Size) -> Tensor:
     """`view_pixels` as uint8 [3, size, size].
 
     >>> resize_crop(Image.new("RGB", (30, 20), (1, 2, 3)), 8)[:, 0, 0].tolist()
@@ -133,7 +133,7 @@ def resize_crop(image: Source, size: Size) -> Tensor:
     return to_tensor(view_pixels(image, size))
 
 
-def read_views(sources: Sequence[Source], size: Size, device: torch.device | None = None) -> Tensor:
+def read_views(sources: Sequence[ImageLike], size: Size, device: torch.device | None = None) -> Tensor:
     """The views of many images, uint8 [b, 3, size, size], decoded by several threads into one buffer.
 
     On a GPU that can decode (`dear.images.gpu`), plain JPEG files are decoded and resized there, unless

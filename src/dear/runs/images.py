@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dear.data.check import check_images
 from dear.data.images import ImageSet
 from dear.data.open import HELD_OUT_SPLIT, open_data
 from dear.data.shots import few_shot
+from dear.data.unreadable import check_images
 from dear.errors import DataError, UsageError
 from dear.runs.folder import read_config
 from dear.runs.spec import Spec

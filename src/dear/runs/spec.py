@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from dear.data.content import content_digest
-from dear.data.images import ImageSet, Source, targets_of
+from dear.data.images import DataSource, ImageSet, targets_of
 from dear.errors import UsageError
 from dear.heads.roles import RoleMap
 from dear.methods.base import Method
@@ -148,7 +148,7 @@ class Spec(Strict, frozen=True):
         ids, used = method.prompts.token_ids, method.roles if method.uses_roles else None
         source, clip = getattr(images, "source", None), method.clip
         if source is None:
-            source = Source(images.name) if images.name.startswith("world:") else None
+            source = DataSource(images.name) if images.name.startswith("world:") else None
         return msgspec.structs.replace(
             start,
             dear=__version__,

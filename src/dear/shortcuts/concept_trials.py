@@ -41,7 +41,9 @@ class ConceptChoice:
 
     way: str
     removal: Removal
-    scores: Mapping[str, float]  #: mean accuracy (0 to 1) of every way over unchanged and exchanged images
+    scores: Mapping[
+        str, float
+    ]  #: mean accuracy (0 to 1) of every way over unchanged and exchanged images; empty: not compared
     before: float | None = None  #: cross-validated training accuracy without a removal; None: not measured
     after: float | None = None  #: cross-validated training accuracy with the removal
 
@@ -70,7 +72,6 @@ def choose_concept_removal(
     images: Collected,
     labels: Tensor,
     ways: Mapping[str, Removal],
-    seed: int = 1,
     heads_first: bool = False,
     units: IntArray | None = None,
 ) -> ConceptChoice:
@@ -80,7 +81,6 @@ def choose_concept_removal(
         images: the training images.
         labels: [n].
         ways: the removal of each way.
-        seed: random seed for the pairs of images whose parts are exchanged.
         heads_first: prefer heads if they alone score as well as the best, for a method that learns inside
             the image tower.
         units: [n], equal for copies of an image; None: images with equal features are copies.
@@ -94,15 +94,18 @@ def choose_concept_removal(
     for first, second in combinations(names, 2):
         if {first, second} != {"examples", "leace"}:
             candidates[f"{first}+{second}"] = combine(ways[first], ways[second])
-    partner = _partners(labels, seed)
-    views = [images, *(exchange(images, ways[name], partner) for name in names)]
     fold = feature_folds(images.features, labels, FOLDS, units).numpy()
+    if not (fold >= 0).any():  # one image per class
+        way = "heads" if heads_first and "heads" in names else names[0]
+        return ConceptChoice(way, ways[way], {})
+    partner = _partners(labels)
+    views = [images, *(exchange(images, ways[name], partner) for name in names)]
     scores = {
         name: float(np.mean(_accuracies(removal, images, views, labels, fold)))
         for name, removal in candidates.items()
     }
     chosen = simplest({name: -score for name, score in scores.items()}, CLOSE)
-    if heads_first and scores.get("heads", 0.0) >= max(scores.values()) - HEADS_MARGIN:
+    if heads_first and "heads" in scores and scores["heads"] >= max(scores.values()) - HEADS_MARGIN:
         chosen = "heads"
     no_removal = Removal((), (), images.features.mean(dim=0), torch.zeros_like(candidates[chosen].removed))
     before, after = (
@@ -112,9 +115,9 @@ def choose_concept_removal(
     return ConceptChoice(chosen, candidates[chosen], scores, before, after)
 
 
-def _partners(labels: Tensor, seed: int) -> Tensor:
+def _partners(labels: Tensor) -> Tensor:
     """For every image the index of a random image of another class, [n]."""
-    rng, classes = np.random.default_rng(seed), labels.numpy()
+    rng, classes = np.random.default_rng(1), labels.numpy()
     return torch.tensor([int(rng.choice(np.flatnonzero(classes != label))) for label in classes])
 
 

@@ -126,8 +126,13 @@ class EditChoice:
     random: Trial | None  #: mean over random removals with as many directions or heads; None for copies
 
 
-def choose_edit_removal(edited: EditedFeatures, kinds: Sequence[str]) -> EditChoice:
-    """The way that minimizes predictions moved by edits plus accuracy lost on unchanged images."""
+def choose_edit_removal(edited: EditedFeatures, kinds: Sequence[str]) -> EditChoice | None:
+    """The way that minimizes predictions moved by edits plus accuracy lost on unchanged images.
+
+    None where no image can be held out, because every class has one.
+    """
+    if not any(_folds(edited)):
+        return None
     counts = [count for count in COUNTS if count <= min(edited.original.features.shape)]
     tried = {count: _trial(edited, partial(remove_directions, kinds=kinds, count=count)) for count in counts}
     nothing = _trial(edited)
@@ -175,7 +180,7 @@ def _trial(edited: EditedFeatures, remove: Any = None, copies: bool = False) -> 
         accuracies.append(float(correct.mean()) if len(correct) else 1.0)
         predictions = [predict(unit_features(removal, copy)) for copy in test.copies]
         moved.append(_moved_fraction(test, unchanged, predictions))
-    return Trial(float(np.mean(accuracies)), float(np.mean(moved))) if accuracies else Trial(0.0, 0.0)
+    return Trial(float(np.mean(accuracies)), float(np.mean(moved)))
 
 
 def _moved_fraction(test: EditedFeatures, unchanged: Labels, predictions: Sequence[Labels]) -> float:

@@ -13,14 +13,14 @@ from PIL import Image
 from torch import Tensor
 
 from dear.data.content import stored_digest
-from dear.data.images import ImageSet, Rows, Wrapped
+from dear.data.images import BaseImageSet, ImageSet, ImageSetWrapper
 from dear.images.views import Size, read_views
 from dear.shortcuts.edits import random_edit, transfer
 from dear.shortcuts.find import Shortcut
 
 
 @dataclass(frozen=True, eq=False)
-class EditedImages(Wrapped):
+class EditedImages(ImageSetWrapper):
     """One edited copy of every image of a set: edited at random, or with the property of a class."""
 
     same_content: ClassVar[bool] = False
@@ -63,7 +63,7 @@ class EditedImages(Wrapped):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class JoinedImages(Rows):
+class JoinedImages(BaseImageSet):
     """Images of several sets with the same classes; name and template are those of the first."""
 
     per_image: ClassVar[tuple[str, ...]] = ("sources",)

@@ -33,6 +33,7 @@ from dear.shortcuts.find import Shortcut, find_shortcuts
 from dear.shortcuts.properties import measure_properties
 from dear.shortcuts.removal import Removal
 from dear.shortcuts.without import Without
+from dear.utils.notices import note
 from dear.utils.progress import Progress, silent
 
 GAIN = 0.02  #: fraction of the predictions that an improvement must reach
@@ -47,7 +48,7 @@ class EditPlan:
     way: str
     #: findings of these kinds in the training images
     shortcuts: tuple[Shortcut, ...]
-    #: results on held-out training images; None: the user named the way
+    #: results on held-out training images; None: the user named the way, or no image can be held out
     choice: EditChoice | None = None
     #: edited copies, in blocks as long as the training set
     copies: tuple[EditedImages, ...] = ()
@@ -148,7 +149,11 @@ def plan_edits(
     edited = edited_features(clip, images.subset(rows), [part.subset(rows) for part in copies], progress)
     edited = replace(edited, units=None if units is None else units[::step])
     choice = choose_edit_removal(edited, kinds) if way == "auto" else None
-    return _complete_plan(replace(plan, choice=choice, images=edited.original), edited, tuple(copies))
+    if way == "auto" and choice is None:
+        way = WAYS[0]
+        note(f"{images.name}: one image per class is too few to compare ways of removal; using {way}")
+    plan = replace(plan, way=way, choice=choice, images=edited.original)
+    return _complete_plan(plan, edited, tuple(copies))
 
 
 def edited_features(

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from dear.calibration.reference import Reference
 from dear.clip.model import Clip
-from dear.data.check import check_images
 from dear.data.duplicates import find_duplicates
 from dear.data.images import ImageSet, ListedImages, require_one_label
 from dear.data.names import readable
 from dear.data.open import open_data
 from dear.data.texts import read_texts, resolve_texts
+from dear.data.unreadable import check_images
 from dear.errors import InputError, UsageError
 from dear.images.names import find_images
 from dear.methods.tensors import unit

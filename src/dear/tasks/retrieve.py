@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.data.batches import ImageLike, image_set, name_of, over_batches, pixels_for
+from dear.data.batches import image_set, name_of, over_batches, pixels_for
 from dear.data.images import ImageSet, ListedImages, is_utf8
 from dear.data.open import find_benchmark, open_data
 from dear.errors import DataError, UsageError
@@ -31,7 +31,7 @@ from dear.heads.focus import attribute_heads
 from dear.heads.neighbors import ALIKE, SAME, head_space, mean_overlap
 from dear.heads.roles import RoleMap
 from dear.images.names import image_paths
-from dear.images.open import open_image
+from dear.images.open import ImageLike, open_image
 from dear.methods.base import Method
 from dear.methods.dear import DeAR
 from dear.methods.tensors import unit

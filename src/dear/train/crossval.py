@@ -140,7 +140,7 @@ class Trials:
         """Indices of the images of each of `count` folds; boxes of one photo are held out together."""
         copies = self.copies
         if isinstance(self.images, BoxedImages):
-            copies = copies.joined(self.images.files)
+            copies = copies.join(self.images.files)
         return image_folds(self.images.labels, count, self.recipe.seed, copies)
 
     def distinct(self, rows: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from dear.clip.gpu import Recorder
 from dear.clip.model import Clip
 from dear.clip.variant import matrix_dtype
 from dear.data.batches import Images, over_batches, pixels_for
-from dear.data.images import ImageSet, ListedImages, Wrapped
+from dear.data.images import ImageSet, ImageSetWrapper, ListedImages
 from dear.errors import Interrupted, UsageError
 from dear.methods.tensors import unit
 from dear.runs.feature_cache import FeatureCache
@@ -131,7 +131,7 @@ def answerer(model: Model) -> Compute:
 
     def compute(images: ImageSet, rows: range) -> dict[str, Any]:
         columns = embed_images(images, rows)
-        while isinstance(images, Wrapped):
+        while isinstance(images, ImageSetWrapper):
             images = images.images
         some: Images = images.subset(rows)
         if isinstance(images, ListedImages):

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import cast
 
 from dear.clip.model import Clip
-from dear.data.batches import ImageLike
 from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.errors import DataError, UsageError
 from dear.heads.known_roles import read_roles
 from dear.heads.roles import RoleMap
 from dear.images.names import find_images
+from dear.images.open import ImageLike
 from dear.runs.images import training_images
 from dear.runs.model import Model, Run
 from dear.tasks.explain.dataset import SetExplanation, explain_set

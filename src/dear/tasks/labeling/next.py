@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.data.check import find_unreadable
-from dear.data.images import TEMPLATE, ImageLike, ImageSet, require_one_label
+from dear.data.images import TEMPLATE, ImageSet, require_one_label
 from dear.data.open import open_data
 from dear.data.unlabeled import open_unlabeled
+from dear.data.unreadable import find_unreadable
 from dear.errors import DataError, InputError
+from dear.images.open import ImageLike
 from dear.runs.feature_cache import FeatureCache
 from dear.runs.model import Model, Run
 from dear.tasks.load import load_backbone, load_model

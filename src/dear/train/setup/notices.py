@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from dear.clip.model import Clip
-from dear.data.duplicates import MOST_IMAGES, Duplicates, count_shared_files
+from dear.data.duplicates import MAX_IMAGES, Duplicates, count_shared_files
 from dear.data.images import FileImages, ImageSet
 from dear.data.open import HELD_OUT_SPLIT, named_split, open_data
 from dear.errors import DataError
@@ -48,7 +48,7 @@ def duplicate_notices(duplicates: Duplicates) -> list[str]:
     notices = [f"{sentence}; an image and its copies are held out together"] if sentence else []
     if not duplicates.searched:
         notices.append(
-            f"{len(duplicates.units):,} images are more than {MOST_IMAGES:,}: only copies with equal content "
+            f"{len(duplicates.units):,} images are more than {MAX_IMAGES:,}: only copies with equal content "
             "were searched, not re-saved, resized or mirrored ones"
         )
     return notices

@@ -15,7 +15,6 @@ from torch import Tensor
 from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
 from dear.clip.variant import fast_bfloat16
-from dear.data.check import check_images
 from dear.data.duplicates import Duplicates, find_duplicates
 from dear.data.folds import IntArray
 from dear.data.images import ImageSet, targets_of
@@ -23,6 +22,7 @@ from dear.data.open import open_data
 from dear.data.shots import few_shot
 from dear.data.texts import resolve_texts
 from dear.data.tree import resolve_tree
+from dear.data.unreadable import check_images
 from dear.errors import DataError
 from dear.heads.focus import FocusChoice
 from dear.heads.roles import RoleMap

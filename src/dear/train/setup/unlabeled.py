@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.data.check import find_unreadable
 from dear.data.content import content_digest
-from dear.data.duplicates import MOST_IMAGES, Duplicates, matching_pairs, read_prints
-from dear.data.images import ImageSet, Source
+from dear.data.duplicates import MAX_IMAGES, Duplicates, matching_pairs, read_prints
+from dear.data.images import DataSource, ImageSet
 from dear.data.open import open_data
 from dear.data.unlabeled import REST, Relabeled, open_unlabeled, rest_of, unlabeled_part
+from dear.data.unreadable import find_unreadable
 from dear.errors import DataError, UsageError
 from dear.methods.base import Method
 from dear.runs.feature_cache import FeatureCache
@@ -151,7 +151,7 @@ def find_pool(spec: Spec, images: ImageSet, all_images: ImageSet | None, drawn: 
         return rest_of(all_images, images)
     if spec.unlabeled is not None:
         return open_unlabeled(spec.unlabeled, spec.root)
-    source: Source | None = getattr(images, "source", None)
+    source: DataSource | None = getattr(images, "source", None)
     if drawn or source is None:
         return None
     return unlabeled_part(source.spec, source.root, spec.margin)
@@ -279,7 +279,7 @@ def compare_trainings(
 
 def _test_images(spec: Spec, images: ImageSet) -> ImageSet | None:
     """The test images of the dataset that the labeled images come from; None where it has none."""
-    source: Source | None = getattr(images, "source", None)
+    source: DataSource | None = getattr(images, "source", None)
     if source is None:
         return None
     try:  # by the name in the Spec where there is one, so that no note is repeated with the absolute path
@@ -317,7 +317,7 @@ def _distinct(
 
 def _near_copies(pool: ImageSet, others: Sequence[ImageSet]) -> set[int]:
     """Places of the images of a pool that are re-saved, resized or mirrored images of other sets."""
-    if len(pool) + sum(map(len, others)) > MOST_IMAGES:
+    if len(pool) + sum(map(len, others)) > MAX_IMAGES:
         return set()
     indices, prints = read_prints(pool)
     pairs = [pair for other_set in others for pair in matching_pairs(prints, read_prints(other_set)[1])]
