@@ -56,7 +56,7 @@ except ImportError:
 
 def starlettes_forms() -> None:
     """Have Starlette's parser read every form."""
-    requests.parse_form = lambda *values: forms._complete(forms.parse_by_starlette(*values))
+    requests.parse_form = lambda *values: forms._run_without_loop(forms.parse_by_starlette(*values))
 
 
 def fastapis_routes() -> None:

@@ -155,13 +155,13 @@ def test_a_decoder_that_hardly_gets_processor_time_costs_no_image_its_answer():
 
 def test_an_image_that_no_decoder_comes_to_is_refused_for_now(monkeypatch):
     """Not a 400 or 413, which would blame the image."""
-    monkeypatch.setattr("dear.serve.decoding.worker._state", lambda pid: (0.0, False))
+    monkeypatch.setattr("dear.serve.decoding.worker._process_state", lambda pid: (0.0, False))
     decoder = Decoder(1, Decoding(24))
     content = encoded(Image.effect_noise((2500, 2500), 60).convert("RGB"), "JPEG")
     try:
         decoded(decoder, image_bytes(1))  # its process runs
         decoder.how = Decoding(24, Limits(decode_seconds=0.1, decode_wall_seconds=0.3))
-        decoder._workers[0]._how = decoder.how
+        decoder._workers[0]._decoding = decoder.how
 
         async def go():
             asked = asyncio.create_task(decoder.decode([upload(decoder, content, "c")]))
@@ -798,7 +798,7 @@ def test_new_classes_are_calibrated_as_by_the_model_itself(runs):
 def test_texts_that_a_request_has_begun_are_gone_on_with(runs, monkeypatch):
     names, encoded = [f"thing number {n}" for n in range(60)], []
     settings = replace(QUICK, limits=replace(QUICK.limits, seconds=0.5))
-    rows = class_lists._encoded
+    rows = class_lists._encode_classes
 
     def slow(method):
         encoded.extend(method.classes)
@@ -808,7 +808,7 @@ def test_texts_that_a_request_has_begun_are_gone_on_with(runs, monkeypatch):
     with client_of(runs, settings) as client:
         wait_for(lambda: client.post("/v1/models/coop/classify", files=[file(1)]).status_code == 200)
         monkeypatch.setattr(class_lists, "LARGEST_SLICE", 16)
-        monkeypatch.setattr(class_lists, "_encoded", slow)
+        monkeypatch.setattr(class_lists, "_encode_classes", slow)
         statuses = []
         while 200 not in statuses and len(statuses) < 8:
             data = {"classes": "+" + ",".join(names)}

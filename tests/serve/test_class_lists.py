@@ -109,7 +109,7 @@ def test_rows_of_other_classes_are_refused(made_runs):
     adapter = store.get("zero")
     method = adapter.on_classes(("one", "two")).method
     with torch.no_grad():
-        rows = class_lists._encoded(method)
+        rows = class_lists._encode_classes(method)
     with pytest.raises(RuntimeError, match="3 classes"):
         adapter.method.set_class_rows(rows)
     with pytest.raises(KeyError, match="three"):
@@ -151,13 +151,13 @@ def test_a_caller_with_many_values_evicts_its_own_least_recently_used_one():
 
 def test_names_are_encoded_once_whatever_list_they_stand_in(made_runs, monkeypatch):
     encoded: list[tuple[str, ...]] = []
-    rows = class_lists._encoded
+    rows = class_lists._encode_classes
 
     def counted(method):
         encoded.append(method.classes)
         return rows(method)
 
-    monkeypatch.setattr(class_lists, "_encoded", counted)
+    monkeypatch.setattr(class_lists, "_encode_classes", counted)
     first, second = class_list(40).split(","), class_list(30, "other").split(",")
     mixed = [name for pair in zip(first, second, strict=False) for name in reversed(pair)]
     with client_of(made_runs, SETTINGS, keys()) as client:
@@ -192,7 +192,7 @@ def test_a_caller_with_little_use_goes_before_those_who_use_the_device_all_the_t
 def test_a_slice_of_texts_grows_when_the_device_turns_out_to_be_fast():
     pace = Pace(turn_seconds=0.2, first=16)
     assert pace.pieces(64) == 16
-    pace.took(16, 0.032)
+    pace.record(16, 0.032)
     assert pace.pieces(64) == 64
-    pace.took(64, 64.0)
+    pace.record(64, 64.0)
     assert pace.pieces(64) == 1

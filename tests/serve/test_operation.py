@@ -45,7 +45,7 @@ def test_a_client_that_goes_away_is_no_failure_of_the_service(caplog):
 
     scope = {"type": "http", "path": "/", "method": "POST", "headers": []}
     with caplog.at_level("INFO", logger="dear.serve"):
-        asyncio.run(RequestMiddleware(app, metrics, Traffic(Limits()))(scope, None, None))
+        asyncio.run(RequestMiddleware(app, metrics, Traffic(Limits()), {})(scope, None, None))
     assert [json.loads(record.message)["status"] for record in caplog.records] == [499]
     assert all(record.exc_info is None for record in caplog.records)
 
@@ -143,7 +143,9 @@ def test_a_request_that_is_cut_off_by_the_drain_limit_is_told_so():
 
     async def go():
         scope = {"type": "http", "path": "/", "method": "GET", "headers": []}
-        task = asyncio.create_task(RequestMiddleware(app, Metrics(), Traffic(Limits()))(scope, None, send))
+        task = asyncio.create_task(
+            RequestMiddleware(app, Metrics(), Traffic(Limits()), {})(scope, None, send)
+        )
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

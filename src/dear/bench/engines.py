@@ -65,13 +65,13 @@ def _worker_lost(cell: Cell, how: str) -> Outcome:
 class Local:
     """This machine: one cell after the other in this process, or in `workers` processes at a time.
 
-    A cell whose process died (killed, out of memory) is tried again `retries` times.
+    A cell whose process died (killed, out of memory) is tried once more.
     """
 
-    def __init__(self, work: Work, workers: int = 1, retries: int = 1) -> None:
+    def __init__(self, work: Work, workers: int = 1) -> None:
         if workers < 1:
             raise UsageError(f"workers must be at least 1, got {workers}")
-        self.work, self.workers, self.retries = work, workers, retries
+        self.work, self.workers = work, workers
 
     def run(self, cells: Sequence[Cell], environment: Environment, report: Report) -> None:
         """Compute every cell and report each once."""
@@ -108,11 +108,9 @@ class Local:
                     return list(running.values())
 
     def _alone(self, cell: Cell, environment: Environment, report: Report) -> None:
-        """Compute a cell whose process may have died, as often as is allowed."""
-        for _ in range(self.retries):
-            if not self._compute(iter([cell]), environment, report, 1):
-                return
-        report(_worker_lost(cell, f"its process died {self.retries + 1} times"))
+        """Compute a cell whose process may have died once more."""
+        if self._compute(iter([cell]), environment, report, 1):
+            report(_worker_lost(cell, "its process died twice"))
 
 
 class OnRay:

@@ -188,7 +188,7 @@ def _last(path: PurePath) -> str:
     return path.parent.name if path.stem == "index" and path.parent.name else path.name
 
 
-def average(lines: Sequence[Line], name: str = "Average") -> Line:
+def average(lines: Sequence[Line]) -> Line:
     """The mean over datasets, seed by seed; only seeds that all of them have."""
     columns = [c for c in lines[0].values if all(c in line.values for line in lines)]
     values: dict[str, dict[int, float]] = {}
@@ -199,7 +199,7 @@ def average(lines: Sequence[Line], name: str = "Average") -> Line:
                 seed: statistics.fmean(line.seeds(column)[seed] for line in lines) for seed in sorted(seeds)
             }
     first = lines[0]
-    return Line(first.method, first.mode, name, first.shots, values)
+    return Line(first.method, first.mode, "Average", first.shots, values)
 
 
 def grouped(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:

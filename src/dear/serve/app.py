@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from dear.errors import DearError
 from dear.serve.errors import Refused
-from dear.serve.middleware import LOG, RequestMiddleware, response_of
+from dear.serve.middleware import LOG, RequestMiddleware, error_response
 from dear.serve.routes import openapi_schema, serving_routes
 from dear.serve.service import Service
 
@@ -48,8 +48,11 @@ def make_app(service: Service, start_decoders: bool = False) -> Starlette:
         await anyio.to_thread.run_sync(service.close, _CLOSE_SECONDS)
 
     handlers: dict[Any, Any] = {
-        Refused: _refused, DearError: _failed, HTTPException: _http_error, TimeoutError: _late
-    }  # fmt: skip
+        Refused: _handle_refusal,
+        DearError: _handle_library_error,
+        HTTPException: _handle_http_exception,
+        TimeoutError: _handle_timeout,
+    }
     app = Starlette(routes=serving_routes(), lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False
     schema = openapi_schema()
@@ -60,41 +63,41 @@ def make_app(service: Service, start_decoders: bool = False) -> Starlette:
     return app
 
 
-async def _refused(request: Request, error: Refused) -> JSONResponse:
-    return response_of(error)
+async def _handle_refusal(request: Request, error: Refused) -> JSONResponse:
+    return error_response(error)
 
 
-async def _late(request: Request, error: TimeoutError) -> JSONResponse:
+async def _handle_timeout(request: Request, error: TimeoutError) -> JSONResponse:
     seconds = request.app.state.service.settings.limits.seconds
-    return response_of(Refused(503, f"no answer within {seconds:g} seconds; try again", retry_after=1))
+    return error_response(Refused(503, f"no answer within {seconds:g} seconds; try again", retry_after=1))
 
 
-async def _failed(request: Request, error: DearError) -> JSONResponse:
+async def _handle_library_error(request: Request, error: DearError) -> JSONResponse:
     """An error of the library that no route expects: its sentence may name files of the server."""
     number = request.state.request_id
     LOG.error(json.dumps({"request": number, "failed": True, "reason": str(error)}), exc_info=error)
-    return response_of(Refused(500, f"the service failed; its log names request {number}"))
+    return error_response(Refused(500, f"the service failed; its log names request {number}"))
 
 
-async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+async def _handle_http_exception(request: Request, error: HTTPException) -> JSONResponse:
     """A refusal by the framework, in the service's form."""
     path, status = request.url.path[:100], error.status_code
     sentences = {
         404: f"no route {path!r}; see /docs",
         405: f"{path!r} does not accept {request.method}; see /docs",
     }
-    return response_of(Refused(status, sentences.get(status, str(error.detail))), **(error.headers or {}))
+    return error_response(Refused(status, sentences.get(status, str(error.detail))), **(error.headers or {}))
 
 
 def docs_page(openapi: dict[str, Any]) -> str:
     """The page at /docs: HTML of an OpenAPI description, without a script or anything from elsewhere."""
     rows, schemas = [], openapi["components"]["schemas"]
     for path, methods in openapi["paths"].items():
-        for method, what in methods.items():
-            content = what.get("requestBody", {}).get("content", {})
+        for method, operation in methods.items():
+            content = operation.get("requestBody", {}).get("content", {})
             form = content.get("multipart/form-data", {}).get("schema", {}).get("$ref", "")
             form = schemas.get(form.rpartition("/")[2], {}).get("properties", {})
             fields = ", ".join(f"<code>{escape(name)}</code>" for name in form)
             address = f"<code>{escape(method.upper())} {escape(path)}</code>"
-            rows.append(f"<tr><td>{address}<td>{escape(what.get('description', ''))}<br>{fields}")
+            rows.append(f"<tr><td>{address}<td>{escape(operation.get('description', ''))}<br>{fields}")
     return _DOCS_HEAD + "\n".join(rows) + "</table></html>"

@@ -125,12 +125,12 @@ class Batcher(Generic[J, R]):
         with self._changed:
             return self._held.total() > 0 and time.monotonic() - self._progress > seconds
 
-    async def compute(self, jobs: Sequence[J], caller: str = "", cost: float = 1.0) -> list[R]:
+    async def compute(self, jobs: Sequence[J], caller: str = "") -> list[R]:
         """Results of all jobs of a request, in their order."""
         if not jobs:
             return []
         request, now = _Request(len(jobs)), time.monotonic()
-        self._put([_Waiting(caller, now, request, n, job) for n, job in enumerate(jobs)], caller, cost)
+        self._put([_Waiting(caller, now, request, n, job) for n, job in enumerate(jobs)], caller, 1.0)
         return await request.future
 
     async def call(self, function: Callable[[], V], caller: str = "", cost: float = 1.0) -> V:
@@ -146,9 +146,11 @@ class Batcher(Generic[J, R]):
                 raise shutting_down()
             total, held = self._held.total(), self._held[caller]
             if total + len(waiting) > self._most and held + len(waiting) > self._share(caller):
-                raise Refused(429, f"{total} images are waiting; try again", retry_after=1)
-            if held + len(waiting) > self._most_per_caller:
-                raise Refused(429, f"{held} images of this key wait; try again", retry_after=1)
+                raise Refused(429, f"the queue is full with {total} images; try again", retry_after=1)
+            most = self._most_per_caller
+            if held + len(waiting) > most:
+                reason = f"a key may have {most} images in the queue, got {held + len(waiting)}; try again"
+                raise Refused(429, reason, retry_after=1)
             if not total:
                 self._progress = time.monotonic()
             self._held[caller] += len(waiting)
@@ -229,7 +231,7 @@ class Batcher(Generic[J, R]):
             started.call(started.results)
         live, images = started.live, bool(started.live) and _is_job(started.live[0])
         if images:
-            self._pace.took(len(live), started.computed)
+            self._pace.record(len(live), started.computed)
         _deliver(list(zip(live, started.results, strict=True)))
         with self._changed:
             self._progress = self._free = time.monotonic()

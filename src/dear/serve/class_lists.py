@@ -61,7 +61,7 @@ class ClassLists:
             version = adapter.card.name, adapter.card.version
             adapter.rows = await self._encode(adapter.answerer, version, ADAPTERS)
         else:
-            await self._batcher.call(partial(_encoded, adapter.method), ADAPTERS, 1.0)
+            await self._batcher.call(partial(_encode_classes, adapter.method), ADAPTERS, 1.0)
         adapter.prepared = True
 
     async def build(self, function: Callable[..., Any], *values: Any) -> Any:
@@ -81,7 +81,9 @@ class ClassLists:
                          1.0 if caller == ADAPTERS else TEXT_COST * len(names))
               for names in slices)
         )  # fmt: skip
-        rows: ClassRows = await self.build(_joined, [*parts, *([trained] if trained else [])], method.classes)
+        rows: ClassRows = await self.build(
+            _join_rows, [*parts, *([trained] if trained else [])], method.classes
+        )
         method.set_class_rows(rows)
         return rows
 
@@ -93,7 +95,7 @@ class ClassLists:
         missing = tuple(name for name in names if name not in cached)
         if missing:
             part = method if missing == method.classes else method.with_classes(missing)
-            new = self.pace.timed(len(missing), partial(_encoded, part))
+            new = self.pace.measure(len(missing), partial(_encode_classes, part))
             for name in () if caller == ADAPTERS else missing:  # an adapter has its own rows
                 row = new.select((name,))
                 self.rows.put((version, name), caller, row, _ROW_BYTES + row.bytes)
@@ -105,11 +107,11 @@ class ClassLists:
         self._builders.shutdown(wait=False, cancel_futures=True)
 
 
-def _joined(parts: Sequence[ClassRows], classes: Sequence[str]) -> ClassRows:
+def _join_rows(parts: Sequence[ClassRows], classes: Sequence[str]) -> ClassRows:
     """The rows of some classes, in their order."""
     return ClassRows.join(parts).select(classes)
 
 
 @torch.no_grad()
-def _encoded(method: Method) -> ClassRows:
+def _encode_classes(method: Method) -> ClassRows:
     return method.encode_classes()

@@ -35,14 +35,14 @@ class BoundedConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand data on if it is within bounds."""
-        place = requests = 0
-        while place < len(data):
+        position = requests = 0
+        while position < len(data):
             if self._body:
-                step = min(self._body, len(data) - place)
+                step = min(self._body, len(data) - position)
                 self._body -= step
-                place += step
+                position += step
                 continue
-            head = self._head + data[place : place + MOST_HEADER]
+            head = self._head + data[position : position + MOST_HEADER]
             end = head.find(_END)
             requests += end >= 0
             if requests > MOST_PIPELINED or (end < 0 and len(head) >= MOST_HEADER):
@@ -52,7 +52,7 @@ class BoundedConnection(asyncio.Protocol):
                 self._head = head
                 break
             length = _LENGTH.search(head, 0, end)
-            place += end + len(_END) - len(self._head)
+            position += end + len(_END) - len(self._head)
             self._head, self._body = b"", int(length[1]) if length else 0
         self._protocol.data_received(data)
 

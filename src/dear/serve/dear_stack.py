@@ -59,11 +59,11 @@ def stacked_logits(
     visual = first.clip.visual
     recording = ("dear", id(first.clip.plain), visual.positions.data_ptr(), heads, key)
     images = run(recording, sides, *frozen, *_stack(models), *maps).of(mode)  # [B, E]
-    logits = first.clip.logit_scale * _products(_padded(weights), images)  # [B, C]
+    logits = first.clip.logit_scale * _products(_pad(weights), images)  # [B, C]
     rows = [row[: len(classes)] for row, classes in zip(logits.unbind(), weights, strict=True)]
-    for place, model in enumerate(models):
+    for index, model in enumerate(models):
         if model.joint:
-            rows[place] = model.align_scales(rows[place][None], images[place, None])[0]
+            rows[index] = model.align_scales(rows[index][None], images[index, None])[0]
     return rows
 
 
@@ -96,7 +96,7 @@ def _products(texts: Tensor, images: Tensor) -> Tensor:
     return torch.bmm(texts.to(kind), images.to(kind)[:, :, None])[:, :, 0]
 
 
-def _padded(rows: Sequence[Tensor]) -> Tensor:
+def _pad(rows: Sequence[Tensor]) -> Tensor:
     """Tensors [C_i, ...] as one [B, C, ...], zeros behind the shorter ones."""
     if len({row.shape[0] for row in rows}) == 1:
         return torch.stack(list(rows))

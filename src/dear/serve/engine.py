@@ -116,26 +116,26 @@ class Engine:
             return lambda: [results[row] for row in range(len(jobs))]
         part = pixels if len(adapted) == len(jobs) else pixels[[row for row, _ in adapted]]
         rankings = [jobs[row].ranking for row, _ in adapted]
-        near = [place for place, one in enumerate(rankings) if one is not None and one.needs_nearness]
+        near = [index for index, one in enumerate(rankings) if one is not None and one.needs_nearness]
         logits, frozen = mixed_batch.logits_and_features(
             [answerer.member for _, answerer in adapted], part, near, run=self.run
         )
         on_cpu = _to_cpu(logits)
         nearness = {
-            place: ranking.nearness(frozen[place][None])
-            for place, ranking in enumerate(rankings) if ranking is not None and place in frozen
+            index: ranking.nearness(frozen[index][None])
+            for index, ranking in enumerate(rankings) if ranking is not None and index in frozen
         }  # fmt: skip
 
         @torch.inference_mode()
         def finish() -> list[Result]:
-            answers = _ranked(rankings, on_cpu(), nearness)
+            answers = _rank(rankings, on_cpu(), nearness)
             results.update((row, answer) for (row, _), answer in zip(adapted, answers, strict=True))
             return [results[row] for row in range(len(jobs))]
 
         return finish
 
     def _in_spaces(self, jobs: Sequence[ImageJob], pixels: Tensor) -> dict[int, Tensor]:
-        """Unit features [A, E] of the jobs with `spaces`, by their place."""
+        """Unit features [A, E] of the jobs with `spaces`, by their index."""
         groups: dict[Method, list[int]] = {}
         for row, job in enumerate(jobs):
             if job.spaces and job.answerer is not None:
@@ -150,7 +150,7 @@ class Engine:
         return results
 
     def _in_heads(self, jobs: Sequence[ImageJob], pixels: Tensor) -> dict[int, Tensor]:
-        """Image features and head outputs [E + L · H · d] of the jobs with `layers`, by their place."""
+        """Image features and head outputs [E + L · H · d] of the jobs with `layers`, by their index."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for row, job in enumerate(jobs):
             if job.layers:
@@ -167,21 +167,21 @@ def _encode(clip: Clip, pixels: Tensor) -> tuple[Tensor]:
     return (unit(clip.encode_image(pixels).float()),)
 
 
-def _ranked(
+def _rank(
     rankings: Sequence[Ranking | None], logits: Sequence[Tensor], nearness: Mapping[int, Tensor]
 ) -> list[Result]:
     """Answers of logits [C_i] by their rankings, those of one ranking at once; without one the logits."""
     results: list[Result] = list(logits)
     groups: dict[Ranking, list[int]] = {}
-    for place, ranking in enumerate(rankings):
+    for index, ranking in enumerate(rankings):
         if ranking is not None:
-            groups.setdefault(ranking, []).append(place)
-    for ranking, places in groups.items():
-        rows = torch.stack([logits[place] for place in places])  # [b, C]
-        near = torch.cat([nearness[place] for place in places]) if ranking.needs_nearness else None
+            groups.setdefault(ranking, []).append(index)
+    for ranking, indices in groups.items():
+        rows = torch.stack([logits[index] for index in indices])  # [b, C]
+        near = torch.cat([nearness[index] for index in indices]) if ranking.needs_nearness else None
         finite = rows.isfinite().all(dim=-1).tolist()
-        for place, answer, usable in zip(places, ranking.answers(rows, near), finite, strict=True):
-            results[place] = answer if usable else Answer("", ())
+        for index, answer, usable in zip(indices, ranking.answers(rows, near), finite, strict=True):
+            results[index] = answer if usable else Answer("", ())
     return results
 
 
@@ -205,7 +205,7 @@ def _to_cpu(rows: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
 def role_bars(model: Model, raw: Sequence[Tensor]) -> list[dict[str, Any]]:
     """Answer, runner-up, and the score as a sum over roles, of images uint8 [3, S, S]."""
     if len(model.classes) < 2:
-        raise Refused(400, "with one class there is nothing to explain an answer against")
+        raise Refused(400, "an explanation needs at least 2 classes, got 1")
     with torch.inference_mode(False):
         bound = model.bound.bind(model.bound.clip)
         if bound.prompts.cached_frozen is not None:  # in inference mode: no gradient can be taken from it

@@ -38,7 +38,7 @@ def parse_form(body: bytes, content_type: str, max_files: int, max_fields: int) 
     """
     parts = split_form(body, content_type, max_files, max_fields)
     if parts is None:
-        parts = _complete(parse_by_starlette(body, content_type, max_files, max_fields))
+        parts = _run_without_loop(parse_by_starlette(body, content_type, max_files, max_fields))
     return parts
 
 
@@ -56,15 +56,15 @@ def split_form(body: bytes, content_type: str, max_files: int, max_fields: int) 
     if not body.startswith(delimiter[2:]):
         return None
     parts: list[Part] = []
-    files, place = 0, len(delimiter) - 2
-    while not body.startswith(b"--", place):
-        headers = _HEADERS.match(body, place, place + _MOST_HEADER)
+    files, position = 0, len(delimiter) - 2
+    while not body.startswith(b"--", position):
+        headers = _HEADERS.match(body, position, position + _MOST_HEADER)
         end = body.find(delimiter, headers.end()) if headers else -1
         if headers is None or end < 0:
             return None
         content, filename = body[headers.end() : end], headers[2]
         if filename is None:
-            text = _text(content)
+            text = _decode_text(content)
             if text is None:
                 return None
             parts.append((headers[1].decode(), None, text))
@@ -73,11 +73,11 @@ def split_form(body: bytes, content_type: str, max_files: int, max_fields: int) 
             parts.append((headers[1].decode(), filename.decode(), content))
         if files > max_files or len(parts) - files > max_fields:
             return None
-        place = end + len(delimiter)
-    return parts if body[place:] in (b"--", b"--\r\n") else None
+        position = end + len(delimiter)
+    return parts if body[position:] in (b"--", b"--\r\n") else None
 
 
-def _text(content: bytes) -> str | None:
+def _decode_text(content: bytes) -> str | None:
     """The text of a field; None where it is too long or not UTF-8."""
     try:
         return content.decode() if len(content) <= _MOST_FIELD_BYTES else None
@@ -130,7 +130,7 @@ async def parse_by_starlette(body: bytes, content_type: str, max_files: int, max
     ]
 
 
-def _complete(coroutine: Coroutine[Any, Any, T]) -> T:
+def _run_without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine that never waits, without an event loop."""
     try:
         coroutine.send(None)

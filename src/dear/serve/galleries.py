@@ -139,14 +139,16 @@ class Galleries:
         """Names of the galleries."""
         return tuple(sorted(self._images))
 
-    def name_of(self, name: str | None) -> str:
+    def resolve_name(self, name: str | None) -> str:
         """The name of a gallery; None is the only one."""
         if not self._images:
-            raise Refused(404, "this service stores no gallery")
+            raise Refused(
+                404, "retrieve needs a gallery, and this service stores none; start it with --gallery"
+            )
         if name is None and len(self._images) == 1:
             return next(iter(self._images))
         if name is None:
-            raise Refused(400, f"gallery must be one of {', '.join(self.names)}")
+            raise Refused(400, f"gallery must be one of {', '.join(self.names)}, got none")
         if name not in self._images:
             raise Refused(404, f"gallery must be one of {', '.join(self.names)}, got {name[:100]!r}")
         return name
@@ -195,4 +197,4 @@ class Galleries:
         images = self._images[gallery]
         ranked = similarity.topk(min(top, int((similarity > -2).sum())))
         pairs = zip(ranked.indices.tolist(), ranked.values.tolist(), strict=True)
-        return [Match(images.key(place), value) for place, value in pairs]
+        return [Match(images.key(index), value) for index, value in pairs]

@@ -142,7 +142,9 @@ class Keys:
     def check_management(self, header: str | None) -> None:
         """Refuse a request that may not manage the service."""
         if self._management is None:
-            raise Refused(403, "management is off: the service has no key file with a management key")
+            raise Refused(
+                403, "management needs a key file with a management key, which this service does not have"
+            )
         if not self._manages(header):
             raise Refused(401, "management needs the management key; send Authorization: Bearer KEY")
 

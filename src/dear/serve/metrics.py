@@ -59,20 +59,20 @@ class Metrics:
         self, model: str, known: Collection[str], answers: Sequence[tuple[str, float]]
     ) -> None:
         """Count answers (class, probability) of an adapter; classes that it was not trained on are one."""
-        model = _one_of(self._models, model, _MOST_MODELS, OTHER)
+        model = _bounded(self._models, model, _MOST_MODELS, OTHER)
         for name, probability in answers:
             label = name if model != OTHER and name in known else OTHER
-            model_and_class = _one_of(self._classes, (model, label), _MOST_CLASSES, (model, OTHER))
+            model_and_class = _bounded(self._classes, (model, label), _MOST_CLASSES, (model, OTHER))
             self._answers(*model_and_class).inc()
             self._confidence(model).observe(probability)
 
     def text(self, can_access: Callable[[str], bool] | None = None) -> bytes:
         """All series; with `can_access` those about adapters alone for which it is true."""
-        registry = self.registry if can_access is None else _Filtered(self.registry, can_access)
+        registry = self.registry if can_access is None else _FilteredRegistry(self.registry, can_access)
         return generate_latest(registry)
 
 
-class _Filtered:
+class _FilteredRegistry:
     """A registry without the series of some adapters."""
 
     def __init__(self, registry: CollectorRegistry, can_access: Callable[[str], bool]) -> None:
@@ -89,7 +89,7 @@ class _Filtered:
             yield shown
 
 
-def _one_of(seen: set[T], value: T, most: int, other: T) -> T:
+def _bounded(seen: set[T], value: T, most: int, other: T) -> T:
     """The value if it is among the first `most`, else `other`."""
     if value not in seen:
         if len(seen) >= most:

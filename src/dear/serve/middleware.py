@@ -32,10 +32,8 @@ class RequestMiddleware:
     `paths` are those of the routes by their endpoint, for log lines and counters.
     """
 
-    def __init__(
-        self, app: ASGIApp, metrics: Metrics, traffic: Traffic, paths: Mapping[Any, str] | None = None
-    ) -> None:
-        self.app, self.metrics, self.traffic, self.paths = app, metrics, traffic, paths or {}
+    def __init__(self, app: ASGIApp, metrics: Metrics, traffic: Traffic, paths: Mapping[Any, str]) -> None:
+        self.app, self.metrics, self.traffic, self.paths = app, metrics, traffic, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -58,7 +56,7 @@ class RequestMiddleware:
 
         async def refuse(error: Refused) -> None:
             if not status:
-                await response_of(error, **_CLOSE)(scope, receive, respond)
+                await error_response(error, **_CLOSE)(scope, receive, respond)
 
         length, held = headers.get(b"content-length", b"0"), 0
 
@@ -71,7 +69,7 @@ class RequestMiddleware:
             return await receive()
 
         try:
-            refusal = self._refusal(scope, headers)
+            refusal = self._refusal_by_headers(scope, headers)
             if refusal is not None:
                 await refuse(refusal)
             else:
@@ -89,7 +87,7 @@ class RequestMiddleware:
                 self.traffic.hold(scope["state"]["caller"], -held)
             self._record(scope, status, time.perf_counter() - began)
 
-    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Refused | None:
+    def _refusal_by_headers(self, scope: Scope, headers: dict[bytes, bytes]) -> Refused | None:
         """Why a request is refused by its headers alone; None if it is not."""
         most = self.traffic.limits.header_bytes
         size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
@@ -124,7 +122,7 @@ class RequestMiddleware:
         LOG.info(msgspec.json.encode(line).decode())
 
 
-def response_of(error: Refused, **headers: str) -> JSONResponse:
+def error_response(error: Refused, **headers: str) -> JSONResponse:
     """A refusal as a response: its status and one sentence, in OpenAI's form."""
     if error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)

@@ -83,7 +83,7 @@ def logits_and_features(
     mode: str | None = None,
     run: Runner = run_eagerly,
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
-    """`logits` of each image under its member, and the frozen features [E] of images at the `wanted` places.
+    """`logits` of each image under its member, and the frozen features [E] of images at the `wanted` indices.
 
     An image that wants both goes through the frozen part of the tower once.
     """
@@ -120,7 +120,7 @@ def _stage_and_feature(
     key = ("stage and feature", id(clip), clip.visual.positions.data_ptr(), members[0].stage_group)
     stage = run(key, lambda batch: first.inference_stage(batch, feature_of=clip), pixels)
     assert stage.feature is not None
-    features = stage.feature if clip.visual.removed_heads else _corrected(members, stage.feature)
+    features = stage.feature if clip.visual.removed_heads else _correct(members, stage.feature)
     return stage._replace(feature=None), features
 
 
@@ -134,12 +134,12 @@ def _stage(members: Sequence[Member], pixels: Tensor, run: Runner) -> Frozen:
         plain = clip.plain
         shared = ("stage", id(plain), plain.visual.positions.data_ptr(), "feature")
         (features,) = run(shared, lambda batch: (plain.encode_image(batch),), pixels)
-        return Frozen(_corrected(members, features))
+        return Frozen(_correct(members, features))
     key = ("stage", members[0].stage_group, clip.visual.positions.data_ptr())
     return run(key, first.inference_stage, pixels)
 
 
-def _corrected(members: Sequence[Member], features: Tensor) -> Tensor:
+def _correct(members: Sequence[Member], features: Tensor) -> Tensor:
     """Plain features [B, E] as each member's backbone corrects them."""
     clips = [member.method.clip for member in members]
     if all(clip.visual.correction is None for clip in clips):
@@ -158,7 +158,7 @@ def _answers(members: Sequence[Member], frozen: Frozen, mode: str | None, run: R
             models = [cast(DeAR, member.method) for member in some]
             weights = [member.class_weights for member in some]
             return stacked_logits(models, group[0], weights, part, models[0].pick_mode(mode), run)
-        return _in_groups(some, lambda member, places: _logits(member.method, part.rows(places), mode))
+        return _in_groups(some, lambda member, indices: _logits(member.method, part.rows(indices), mode))
 
     return _in_groups([member.stack_group for member in members], compute)
 
@@ -168,11 +168,11 @@ def _logits(method: Method, frozen: Frozen, mode: str | None) -> tuple[Tensor, .
 
 
 def _in_groups(keys: Sequence[K], compute: Callable[[K, list[int]], Sequence[Tensor]]) -> list[Tensor]:
-    """Results in the order of the keys; `compute` gets a key and all its places."""
+    """Results in the order of the keys; `compute` gets a key and all its indices."""
     groups: dict[K, list[int]] = {}
-    for place, key in enumerate(keys):
-        groups.setdefault(key, []).append(place)
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
     results: dict[int, Tensor] = {}
-    for key, places in groups.items():
-        results.update(zip(places, compute(key, places), strict=True))
-    return [results[place] for place in range(len(keys))]
+    for key, indices in groups.items():
+        results.update(zip(indices, compute(key, indices), strict=True))
+    return [results[index] for index in range(len(keys))]

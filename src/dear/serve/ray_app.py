@@ -34,11 +34,9 @@ class RayService:
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
-            raise UsageError(f"replicas = {self.replicas}: at least one is needed")
+            raise UsageError(f"replicas must be at least 1, got {self.replicas}")
         if not re.fullmatch(r"/|(/[A-Za-z0-9._-]+)+", self.route):
-            raise UsageError(
-                f"route = {self.route!r}: give a path such as /small, without a slash at its end"
-            )
+            raise UsageError(f"route must be a path such as /small, got {self.route!r}")
 
     @property
     def name(self) -> str:

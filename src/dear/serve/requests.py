@@ -25,6 +25,7 @@ from dear.serve.settings import Limits
 O = TypeVar("O", bound=Options)  # noqa: E741
 # Bytes of a body that is read on the event loop, in less than a millisecond; a thread would cost more.
 _SHORT = 64 * 2**10
+_THREADS = 4  # that read long bodies; one caller has at most half of them
 _MOST_NAME = 255  # characters of a file's name that are repeated in the answer
 _BOOLEANS = {"on": True, "yes": True, "off": False, "no": False}  # in addition to msgspec's
 _DATA_URL = re.compile(r"data:image/[A-Za-z0-9.+-]{1,40};base64,")
@@ -34,10 +35,9 @@ _OTHER_URL = re.compile(r"(data:|[A-Za-z][A-Za-z0-9+.-]{1,20}://)", re.ASCII)
 class RequestReader:
     """Reads bodies; long ones in threads, of which a caller has at most half, not on the event loop."""
 
-    def __init__(self, decoding: Decoding, threads: int = 4) -> None:
+    def __init__(self, decoding: Decoding) -> None:
         self._decoding, self._limits = decoding, decoding.limits
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="dear-serve-read")
-        self._most = max(1, threads // 2)  # of one caller at once: others find a thread
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="dear-serve-read")
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def read(self, request: Request, options: type[O], caller: str) -> tuple[list[Upload], O]:
@@ -50,7 +50,7 @@ class RequestReader:
         read = self._read_json if kind == "application/json" else self._read_form
         if len(body) <= _SHORT:
             return read(body, header, options)
-        turn = self._turns.setdefault(caller, asyncio.Semaphore(self._most))
+        turn = self._turns.setdefault(caller, asyncio.Semaphore(_THREADS // 2))
         async with turn:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._threads, read, body, header, options)
@@ -168,10 +168,10 @@ def _check_texts(texts: Sequence[str], limits: Limits) -> None:
             raise Refused(400, f"URLs are not fetched; send data:image/...;base64, got {text[:80]!r}")
 
 
-def requested_classes(names: Sequence[str] | None, trained: Sequence[str]) -> tuple[str, ...] | None:
+def read_classes(names: Sequence[str] | None, trained: Sequence[str]) -> tuple[str, ...] | None:
     """The classes that a request names, as `dear predict` reads them; None: those of the adapter.
 
-    >>> requested_classes(["soup", "+cake"], ["pizza"]), requested_classes(["soup", "cake"], ["pizza"])
+    >>> read_classes(["soup", "+cake"], ["pizza"]), read_classes(["soup", "cake"], ["pizza"])
     (('pizza', 'soup', 'cake'), ('soup', 'cake'))
     """
     if names is None:

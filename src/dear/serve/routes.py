@@ -26,7 +26,7 @@ from dear.serve.decoding import Upload
 from dear.serve.errors import Refused
 from dear.serve.galleries import search_by
 from dear.serve.keys import MANAGEMENT, Caller
-from dear.serve.requests import O, receive_body, requested_classes
+from dear.serve.requests import O, read_classes, receive_body
 from dear.serve.schemas import (
     Classified,
     ClassifyOptions,
@@ -145,7 +145,10 @@ async def compare(request: Request) -> Response:
     with service.traffic.request(caller):
         uploads, options = await read_images(request, service, caller, CompareOptions)
         if not 1 <= len(options.models) <= MOST_MODELS or len(set(options.models)) < len(options.models):
-            raise Refused(400, f"models must be 1 to {MOST_MODELS} different names of adapters")
+            raise Refused(
+                400,
+                f"models must be 1 to {MOST_MODELS} different names of adapters, got {len(options.models)}",
+            )
         for name in options.models:
             _require_access(caller, name)
             service.store.card(name)
@@ -170,7 +173,7 @@ async def _classify(
 ) -> tuple[Adapter, list[dict[str, Any] | Refused]]:
     """The adapter and its answers, one per image."""
     adapter = await service.adapter(name)
-    classes = requested_classes(options.classes, adapter.card.classes)
+    classes = read_classes(options.classes, adapter.card.classes)
     answerer = await service.on_classes(adapter, classes, caller.name)
     share = REJECT_SHARE if options.reject else None
     answers = await service.answers(
@@ -198,7 +201,7 @@ async def retrieve(request: Request) -> Response:
         uploads, options = await read_images(request, service, caller, RetrieveOptions)
         async with asyncio.timeout(service.settings.limits.seconds):
             adapter = await service.adapter(request.path_params["name"])
-            gallery = service.galleries.name_of(options.gallery)
+            gallery = service.galleries.resolve_name(options.gallery)
             search = search_by(adapter, options.by, service.clip)
             images = await service.decoder.decode(uploads, caller.name)
             where = (gallery, options.attribute, options.top)
@@ -217,7 +220,7 @@ async def embeddings(request: Request) -> Response:
         if not any(is_image):  # files of a form come first
             is_image = [True] * len(uploads) + is_image
         if not is_image:
-            raise Refused(400, "input must be a text, a data: URL of an image, or a list of these")
+            raise Refused(400, "input must be a text, a data: URL of an image, or a list of these, got none")
         service.check_embedding_model(options.model, options.dimensions)
         async with asyncio.timeout(service.settings.limits.seconds):
             images = await service.decoder.decode(uploads, caller.name)
@@ -362,7 +365,7 @@ async def live(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """Requests are answered; a key also sees the number of adapters."""
     service = service_of(request)
-    reason = service.unready()
+    reason = service.unready_reason()
     if reason is not None:
         raise Refused(503, reason, retry_after=1)
     try:

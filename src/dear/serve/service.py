@@ -49,7 +49,7 @@ Image = Tensor | Refused  #: decoded, uint8 [3, S, S], or why it was not
 class Service:
     """One backbone, any number of adapters (a run folder each in `folder`), one queue.
 
-    Without `keys` everybody has access; without a `recorder` repeated batches are recorded on GPUs.
+    Without `keys` everybody has access. `recorder` records repeated batches on a GPU; None: a new one.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Service:
         self.settings = settings = settings or ServeSettings()
         limits, device = settings.limits, clip.device.type
         self.clip = clip
-        place = Path(clip.name)
-        self.backbone = place.name if place.is_absolute() or place.exists() else clip.name  #: for clients
+        path = Path(clip.name)
+        self.backbone = path.name if path.is_absolute() or path.exists() else clip.name  #: for clients
         self.keys = keys or Keys()
         self.metrics = Metrics()
         self.traffic = Traffic(limits)
@@ -104,7 +104,7 @@ class Service:
         self._watcher = threading.Thread(target=self._watch, name="dear-serve-watch", daemon=True)
         self._watcher.start()
 
-    def unready(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """Why requests are not answered; None where they are."""
         seconds = self.settings.stall_seconds
         if self._stopping.is_set():
@@ -164,7 +164,7 @@ class Service:
         """
         ranking = answerer.rankings.get((top, reject, certain))
         if ranking is None:
-            ranking = await self.class_lists.build(_ranking, answerer, top, reject, certain)
+            ranking = await self.class_lists.build(_build_ranking, answerer, top, reject, certain)
         answers = await self._compute(images, lambda one: ImageJob(one, answerer, ranking), caller)
         if any(isinstance(one, Answer) and not one.classes for one in answers):
             raise _not_finite(adapter.card.name)
@@ -174,12 +174,12 @@ class Service:
         self, images: Sequence[Image], answerer: Answerer, caller: str = ""
     ) -> list[dict[str, Any] | Refused]:
         """The answer for each image and its score as a sum over roles, or why there is none."""
-        good = [one for one in images if not isinstance(one, Refused)]
+        readable = [one for one in images if not isinstance(one, Refused)]
         bars: list[dict[str, Any]] = []
-        for start in range(0, len(good), _EXPLAINED_AT_ONCE):
-            some = good[start : start + _EXPLAINED_AT_ONCE]
-            explain = partial(role_bars, answerer.model, some)
-            bars += await self.batcher.call(explain, caller, _EXPLAINING * len(some))
+        for start in range(0, len(readable), _EXPLAINED_AT_ONCE):
+            chunk = readable[start : start + _EXPLAINED_AT_ONCE]
+            explain = partial(role_bars, answerer.model, chunk)
+            bars += await self.batcher.call(explain, caller, _EXPLAINING * len(chunk))
         ordered = iter(bars)
         return [one if isinstance(one, Refused) else next(ordered) for one in images]
 
@@ -222,10 +222,10 @@ class Service:
         """Unit text features [N, E], and the number of tokens."""
         parts, start = [(torch.empty(0, self.clip.config.embed_dim), 0)], 0
         while start < len(texts):
-            some = texts[start : start + self.class_lists.pace.pieces(_TEXTS_AT_ONCE)]
-            timed = partial(self.class_lists.pace.timed, len(some), partial(self._encode_texts, some))
-            parts.append(await self.batcher.call(timed, caller, TEXT_COST * len(some)))
-            start += len(some)
+            chunk = texts[start : start + self.class_lists.pace.pieces(_TEXTS_AT_ONCE)]
+            timed = partial(self.class_lists.pace.measure, len(chunk), partial(self._encode_texts, chunk))
+            parts.append(await self.batcher.call(timed, caller, TEXT_COST * len(chunk)))
+            start += len(chunk)
         return torch.cat([features for features, _ in parts]), sum(tokens for _, tokens in parts)
 
     @torch.inference_mode()
@@ -245,9 +245,9 @@ class Service:
 
     def install(self, content: bytes, name: str) -> Card:
         """Serve the run of an archive under a name after it has answered an image."""
-        return install_run(content, name, self.store, self.settings.limits.upload_bytes, self._try)
+        return install_run(content, name, self.store, self.settings.limits.upload_bytes, self._check_answers)
 
-    def _try(self, adapter: Adapter) -> None:
+    def _check_answers(self, adapter: Adapter) -> None:
         side = self.clip.config.vision.image_size
         blank = torch.full((3, side, side), 127, dtype=torch.uint8)
         try:
@@ -282,11 +282,11 @@ class Service:
         """Follow the runs folder and the key file, whatever happens to them."""
         while not self._stopping.wait(self.settings.poll_seconds):
             try:
-                self._look()
+                self._refresh()
             except Exception:  # what is loaded stays; the next look may succeed
                 LOG.exception(json.dumps({"runs folder": "cannot be read"}))
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         before = self.store.problems()
         try:
             if self.keys.reload():
@@ -300,7 +300,7 @@ class Service:
                 LOG.warning(json.dumps({"adapter": name, "not served": reason}))
 
 
-def _ranking(answerer: Answerer, *options: Any) -> Ranking:
+def _build_ranking(answerer: Answerer, *options: Any) -> Ranking:
     try:
         return answerer.ranking(*options)
     except DearError as error:

@@ -50,20 +50,22 @@ class ServeSettings:
     longest_wait: float | None = None
     loaded_adapters: int = 1000  #: kept ready on the device; the least recently used one makes room
     decoders: int | None = None  #: processes that decode; None: all cores but two on a GPU, 2 to 4 on a CPU
-    poll_seconds: float = 2.0  #: between two looks at the runs folder
+    poll_seconds: float = 2.0  #: between two scans of the runs folder
     stall_seconds: float = 10.0  #: without an answer, while images wait, after which the service is not ready
     drain_seconds: float = 30.0  #: for requests in flight when the service is stopped
     precision: str = "auto"  #: of the backbone's matrices, as in the recipe
     open_metrics: bool = False  #: whether /metrics needs no key where keys are set
 
     def __post_init__(self) -> None:
-        if min(self.batching("cpu")[0], self.loaded_adapters, self.decoding("cpu")) < 1:
-            raise UsageError("largest_batch, loaded_adapters and decoders must be at least 1")
-        if self.batching("cpu")[1] < 0 or min(self.poll_seconds, self.stall_seconds, self.drain_seconds) <= 0:
-            raise UsageError(
-                "longest_wait cannot be negative; poll_seconds, stall_seconds and drain_seconds must be "
-                "positive"
-            )
+        for name in ("largest_batch", "loaded_adapters", "decoders"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, got {value}")
+        if self.longest_wait is not None and self.longest_wait < 0:
+            raise UsageError(f"longest_wait must be at least 0, got {self.longest_wait}")
+        for name in ("poll_seconds", "stall_seconds", "drain_seconds"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be positive, got {getattr(self, name)}")
 
     def batching(self, device_type: str) -> tuple[int, float]:
         """Largest batch and longest wait on a device.

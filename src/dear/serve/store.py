@@ -35,8 +35,8 @@ from dear.utils.digest import of_parts
 _MOST_CLASSES = 50_000  # of a run
 _MOST_FIGURE_BYTES = 20_000  # of a run's evaluations in a listing
 _RETRY_SECONDS = 30.0  # after which a run that could not be loaded is tried again
-_GONE_SECONDS = 0.2  # that a run must be missing; one that is being exchanged is there again sooner
-_PATIENCE = (0.05, 0.1, 0.2, 0.4, 0.0)  # seconds after failed attempts to load an adapter
+_MISSING_SECONDS = 0.2  # that a run must be missing; one that is being exchanged is there again sooner
+_RETRY_DELAYS = (0.05, 0.1, 0.2, 0.4, 0.0)  # seconds after failed attempts to load an adapter
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class AdapterStore:
         self._loading: dict[str, threading.Lock] = {}
         self._failed: dict[str, tuple[str, float]] = {}  # version that could not be loaded, and until when
 
-    # -- what is there ----------------------------------------------------------------------------
+    # -- lookup ------------------------------------------------------------------------------------
 
     def cards(self) -> list[Card]:
         """All adapters, by name."""
@@ -136,11 +136,11 @@ class AdapterStore:
         with self._lock:
             missing = [name for name in {*self._cards, *self._problems} if name not in runs]
         if missing:
-            time.sleep(_GONE_SECONDS)
+            time.sleep(_MISSING_SECONDS)
         with self._lock:
             for name in missing:
                 if not is_run(self.folder / name):
-                    self._forget(name)
+                    self._remove(name)
                     self._problems.pop(name, None)
             self._unloaded &= set(runs)
         for name, path in runs.items():
@@ -161,11 +161,11 @@ class AdapterStore:
             adapter = self.load_adapter(card, path) if known is not None and ready else None
         except (DearError, OSError) as error:
             with self._lock:
-                self._problems[name] = self._reason(error)
+                self._problems[name] = self._describe(error)
             return
-        self.take(card, adapter)
+        self.publish(card, adapter)
 
-    def take(self, card: Card, adapter: Adapter | None = None) -> None:
+    def publish(self, card: Card, adapter: Adapter | None = None) -> None:
         """Serve a run from now on; requests in flight keep the adapter they began with."""
         with self._lock:
             self._unloaded.discard(card.name)
@@ -173,9 +173,9 @@ class AdapterStore:
             self._problems.pop(card.name, None)
             self._loaded.pop(card.name, None)  # of the run before it
             if adapter is not None:
-                self._keep(adapter)
+                self._add_loaded(adapter)
 
-    def _keep(self, adapter: Adapter) -> None:
+    def _add_loaded(self, adapter: Adapter) -> None:
         self._loaded[adapter.card.name] = adapter
         while len(self._loaded) > self.most_loaded:
             self._loaded.popitem(last=False)
@@ -191,11 +191,12 @@ class AdapterStore:
         repeated = [name for name, count in Counter(classes).items() if count > 1]
         if repeated:
             raise RunError(f"{path / 'config.json'}: classes must differ, got {repeated[0]!r} twice")
-        change = config.correction
+        correction = config.correction
         kind = repr((
-            config.method, sorted(config.options.items()), config.roles_digest, change and change.get("heads")
+            config.method, sorted(config.options.items()), config.roles_digest,
+            correction and correction.get("heads"),
         ))  # fmt: skip
-        trained = _trained(path, metrics)
+        trained = _training_date(path, metrics)
         body = {
             "id": name, "object": "model", "created": int(trained.timestamp()), "owned_by": "dear",
             "trained": trained.isoformat(timespec="seconds"), "version": version, "method": config.method,
@@ -211,7 +212,7 @@ class AdapterStore:
             raise RunError(f"{path}: changed while it was read")
         return Adapter(card, model)
 
-    def _forget(self, name: str) -> None:
+    def _remove(self, name: str) -> None:
         self._cards.pop(name, None)
         self._loaded.pop(name, None)
         self._failed.pop(name, None)
@@ -221,10 +222,10 @@ class AdapterStore:
     def get(self, name: str) -> Adapter:
         """The adapter, loaded; the first time this may take a while."""
         with self._lock:
-            gate = self._loading.setdefault(name, threading.Lock())
-        with gate:  # two requests for one adapter load it once
+            loading = self._loading.setdefault(name, threading.Lock())
+        with loading:  # two requests for one adapter load it once
             error: Exception | None = None
-            for patience in _PATIENCE:
+            for delay in _RETRY_DELAYS:
                 card = self.card(name)
                 adapter = self.ready(name)
                 if adapter is not None:
@@ -236,19 +237,19 @@ class AdapterStore:
                     adapter = self.load_adapter(card, self.folder / name)
                     with self._lock:
                         if self._cards.get(name) is card:  # else its run was replaced meanwhile
-                            self._keep(adapter)
+                            self._add_loaded(adapter)
                             return adapter
                 except (DearError, OSError) as failure:
                     error = failure
-                time.sleep(patience)  # a run that is being replaced is there again in a moment
+                time.sleep(delay)  # a run that is being replaced is there again in a moment
                 if is_run(self.folder / name):
                     self._update(name, self.folder / name)
             with self._lock:
-                self._problems[name] = self._reason(error or RunError("changed while it was read"))
+                self._problems[name] = self._describe(error or RunError("changed while it was read"))
                 self._failed[name] = (card.version, time.monotonic() + _RETRY_SECONDS)
             raise _cannot_be_served(name) from error
 
-    def _reason(self, error: Exception) -> str:
+    def _describe(self, error: Exception) -> str:
         """An error's sentence without the place of the folder on this machine."""
         return str(error).replace(f"{self.folder}{os.sep}", "")
 
@@ -266,7 +267,7 @@ class AdapterStore:
         self.card(name)
         with self._lock:
             self._unloaded.add(name)
-            self._forget(name)
+            self._remove(name)
 
     def load(self, name: str) -> Adapter:
         """Serve an adapter (again), loaded at once."""
@@ -284,7 +285,7 @@ def _cannot_be_served(name: str) -> Refused:
     return Refused(409, f"adapter {name!r} cannot be served; the log of the service has the reason")
 
 
-def _trained(path: Path, metrics: Mapping[str, Any]) -> datetime:
+def _training_date(path: Path, metrics: Mapping[str, Any]) -> datetime:
     """When a run was trained: as it says itself, else when its tensors were written."""
     with suppress(KeyError, TypeError, ValueError):
         return datetime.fromisoformat(metrics["trained"]).astimezone(UTC)

@@ -91,7 +91,7 @@ def serve(
     from dear.clip.factory import pick_device
     from dear.serve.keys import Keys
 
-    folder, known = Path(runs), Keys() if keys is None else Keys.load(Path(keys))
+    folder, key_table = Path(runs), Keys() if keys is None else Keys.load(Path(keys))
     settings = ServeSettings(
         _limits(limits or {}, queued_images=queue, rate=rate),
         batch,
@@ -124,11 +124,11 @@ def serve(
 
     clip = load(backbone, device=device)
     _set_threads(threads, on_gpu=clip.device.type != "cpu")
-    service = Service(folder, clip, settings, images, keys=known)
+    service = Service(folder, clip, settings, images, keys=key_table)
     for name, reason in service.store.problems().items():
         report(f"not served: {name}: {reason}")
     if service.recorded:
-        report(f"{service.recorded} batch runs recorded")
+        report(f"CUDA graphs recorded: {service.recorded}")
     scheme = "http" if tls_certificate is None else "https"
     report(
         f"adapters: {len(service.store.cards())} on {clip.name}; {scheme}://{host}:{port}/docs; "
@@ -139,10 +139,10 @@ def serve(
 
 def _limits(values: Mapping[str, Any], **options: float | None) -> Limits:
     """Limits by name; those of `options` that are not None take precedence."""
-    known = [one.name for one in fields(Limits)]
-    unknown = next((name for name in values if name not in known), None)
+    names = sorted(field.name for field in fields(Limits))
+    unknown = next((name for name in values if name not in names), None)
     if unknown is not None:
-        raise UsageError(f"unknown limit {unknown!r}; limits are {', '.join(sorted(known))}")
+        raise UsageError(f"unknown limit {unknown!r}; limits are {', '.join(names)}")
     return Limits(**{**values, **{name: value for name, value in options.items() if value is not None}})
 
 

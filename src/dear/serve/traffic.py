@@ -29,7 +29,9 @@ class Traffic:
         most = self.limits.requests if caller.requests is None else caller.requests
         count = self._requests[caller.name]
         if count >= most:
-            raise Refused(429, f"{count} requests of this key are being answered; try again", retry_after=1)
+            raise Refused(
+                429, f"a key may have {most} requests at once, got {count + 1}; try again", retry_after=1
+            )
         self._requests[caller.name] += 1
         try:
             yield

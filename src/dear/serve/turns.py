@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 _MOST_REMEMBERED = 1024  # callers without waiting items whose use is remembered
 TURN_SECONDS = 0.2  #: that one turn at the device should take at most
-_MEMORY = 0.7  # share of what was known that stays when a turn is seen
+_SMOOTHING = 0.7  # weight of the former estimate when a turn is recorded
 
 
 class FairQueue(Generic[T]):
@@ -31,7 +31,7 @@ class FairQueue(Generic[T]):
 
     def __init__(self, credit: float = 0.0) -> None:
         self._credit = credit
-        self._lines: dict[str, deque[tuple[float, T]]] = {}
+        self._waiting: dict[str, deque[tuple[float, T]]] = {}
         self._used: dict[str, float] = {}
         self._now = 0.0
         self._count = 0
@@ -42,41 +42,41 @@ class FairQueue(Generic[T]):
 
     def put(self, caller: str, cost: float, item: T) -> None:
         """Add an item at the end of a caller's line."""
-        line = self._lines.get(caller)
-        if line is None:
-            line = self._lines[caller] = deque()
+        waiting = self._waiting.get(caller)
+        if waiting is None:
+            waiting = self._waiting[caller] = deque()
             self._used[caller] = max(self._used.get(caller, 0.0), self._now - self._credit)
-        line.append((cost, item))
+        waiting.append((cost, item))
         self._count += 1
 
     def take(self, fits: Callable[[T], bool] | None = None) -> T | None:
         """The first item of the caller that has used least; callers whose first item does not fit wait."""
-        for caller in sorted(self._lines, key=self._used.__getitem__):
-            line = self._lines[caller]
-            cost, item = line[0]
+        for caller in sorted(self._waiting, key=self._used.__getitem__):
+            waiting = self._waiting[caller]
+            cost, item = waiting[0]
             if fits is not None and not fits(item):
                 continue
-            line.popleft()
+            waiting.popleft()
             self._count -= 1
             self._now = max(self._now, self._used[caller])
             self._used[caller] += cost
-            if not line:
-                del self._lines[caller]
+            if not waiting:
+                del self._waiting[caller]
             if not self._count:
                 self._used.clear()
             elif len(self._used) > _MOST_REMEMBERED:
                 self._used = {
                     name: used
                     for name, used in self._used.items()
-                    if name in self._lines or used > self._now - self._credit
+                    if name in self._waiting or used > self._now - self._credit
                 }
             return item
         return None
 
     def clear(self) -> list[T]:
         """All items, in no particular order; the queue is empty afterwards."""
-        items = [item for line in self._lines.values() for _, item in line]
-        self._lines.clear()
+        items = [item for waiting in self._waiting.values() for _, item in waiting]
+        self._waiting.clear()
         self._count = 0
         return items
 
@@ -84,36 +84,37 @@ class FairQueue(Generic[T]):
 class Pace:
     """How many pieces are computed at once, so that others do not wait long on a slow machine.
 
-    Learns how long one piece takes. A first turn takes `first` pieces, or as many as it may (None); later
-    ones at least `least`.
-    Processor time counts: where other programs have the processors, smaller turns would only cost more.
+    Learns how many seconds one piece takes. A first turn takes `first` pieces, or as many as it may (None);
+    later ones at least `least`. Processor time counts: where other programs have the processors, smaller
+    turns would only cost more.
 
     >>> pace = Pace()
     >>> pace.pieces(8)
     8
-    >>> pace.took(8, 0.8)
+    >>> pace.record(8, 0.8)
     >>> pace.pieces(8)
     2
     """
 
     def __init__(self, turn_seconds: float = TURN_SECONDS, least: int = 1, first: int | None = None) -> None:
-        self._turn, self._least, self._first, self._each = turn_seconds, least, first, 0.0
+        self._turn, self._least, self._first = turn_seconds, least, first
+        self._each = 0.0  # seconds that one piece takes; 0: not known yet
 
     def pieces(self, most: int) -> int:
         """How many pieces to take."""
         if not self._each:
             return most if self._first is None else min(most, self._first)
-        return most if self._each * most <= self._turn else max(self._least, int(self._turn / self._each))
+        return min(most, max(self._least, int(self._turn / self._each)))
 
-    def took(self, pieces: int, seconds: float) -> None:
-        """Note how long some pieces took."""
+    def record(self, pieces: int, seconds: float) -> None:
+        """Record how long some pieces took."""
         each = seconds / max(1, pieces)
-        self._each = each if not self._each else _MEMORY * self._each + (1 - _MEMORY) * each
+        self._each = _SMOOTHING * self._each + (1 - _SMOOTHING) * each if self._each else each
 
-    def timed(self, pieces: int, function: Callable[[], T]) -> T:
-        """Call a function that computes some pieces, and note how long it computed."""
+    def measure(self, pieces: int, function: Callable[[], T]) -> T:
+        """Call a function that computes some pieces, and record its processor time."""
         began = time.thread_time()
         try:
             return function()
         finally:
-            self.took(pieces, time.thread_time() - began)
+            self.record(pieces, time.thread_time() - began)

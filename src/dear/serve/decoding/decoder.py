@@ -53,8 +53,8 @@ class Task:
 class Decoder:
     """Turns uploads into uint8 [3, S, S], `workers` at once, each in a process. It runs on one event loop."""
 
-    def __init__(self, workers: int, how: Decoding) -> None:
-        self.how, self._budget = how, max(how.limits.decoding_pixels, how.limits.pixels)
+    def __init__(self, workers: int, decoding: Decoding) -> None:
+        self.how, self._budget = decoding, max(decoding.limits.decoding_pixels, decoding.limits.pixels)
         self._most_workers = workers
         self._workers: list[Worker] = []
         self._failed = 0  # starts of processes in a row
@@ -72,7 +72,7 @@ class Decoder:
 
     def start(self) -> None:
         """Start all processes now, on the running event loop; else they start when they are needed."""
-        self._on_this_loop()
+        self._bind_loop()
         while len(self._workers) < self._most_workers:
             self._workers.append(Worker(self))
 
@@ -94,13 +94,13 @@ class Decoder:
             raise Refused(413, f"the images of a request may have {most:,} pixels together, got {total:,}")
         if self._closed:
             raise shutting_down()
-        loop = self._on_this_loop()
+        loop = self._bind_loop()
         if not len(self._queue) and not any(worker.tasks for worker in self._workers):
             self._progress = time.monotonic()
         pending: list[Refused | asyncio.Future[Tensor | Refused]] = []
         for upload in uploads:
             if upload.cost.refusal is not None:
-                pending.append(_named(upload, upload.cost.refusal))
+                pending.append(_with_name(upload, upload.cost.refusal))
                 continue
             task = Task(upload, caller, loop.create_future())
             self._queue.put(caller, upload.cost.pixels + _BASE_COST, task)
@@ -125,25 +125,25 @@ class Decoder:
         for task in self._queue.clear():
             self.finish(task, reason)
 
-    def _on_this_loop(self) -> asyncio.AbstractEventLoop:
+    def _bind_loop(self) -> asyncio.AbstractEventLoop:
         """The running loop; processes that another one had are heard on this one."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop = loop
             for worker in self._workers:
-                loop.add_reader(worker.line, worker.hear)
+                loop.add_reader(worker.line, worker.receive)
         return loop
 
     def dispatch(self) -> None:
         """Give waiting files to idle processes; start one more where none is idle."""
         idle = [worker for worker in self._workers if worker.idle]
         for worker in idle:
-            if not self._give(worker, min(MOST_AT_ONCE, max(1, len(self._queue) // self._most_workers))):
+            if not self._assign(worker, min(MOST_AT_ONCE, max(1, len(self._queue) // self._most_workers))):
                 return
         if len(self._queue) and len(self._workers) < self._most_workers and not self._closed:
             self._workers.append(Worker(self))
 
-    def _give(self, worker: Worker, most: int) -> bool:
+    def _assign(self, worker: Worker, most: int) -> bool:
         """Have a process decode a file, or several quick ones; whether there was any for it."""
         tasks: list[Task] = []
         length = 0
@@ -170,12 +170,12 @@ class Decoder:
         last = busy >= self._most_workers - 1 and self._most_workers > 1
         return self._pixels + pixels <= self._budget and not (last and pixels > _LARGE)
 
-    def released(self, task: Task) -> None:
+    def release(self, task: Task) -> None:
         """A process is done with a file."""
         self._pixels -= task.upload.cost.pixels
         self._progress = time.monotonic()
 
-    def again(self, task: Task, reason: Refused) -> None:
+    def retry(self, task: Task, reason: Refused) -> None:
         """Try a file once more whose process was ended or held up by something else."""
         if task.tries or self._closed:
             self.finish(task, shutting_down() if self._closed else reason)
@@ -186,9 +186,9 @@ class Decoder:
     def finish(self, task: Task, answer: Tensor | Refused) -> None:
         """Answer whoever waits for a file."""
         if not task.future.done():
-            task.future.set_result(_named(task.upload, answer) if isinstance(answer, Refused) else answer)
+            task.future.set_result(_with_name(task.upload, answer) if isinstance(answer, Refused) else answer)
 
-    def ended(self, worker: Worker, started: bool) -> None:
+    def remove(self, worker: Worker, started: bool) -> None:
         """A process is gone; `started`: it was ready before."""
         self._workers.remove(worker)
         self._failed = 0 if started else self._failed + 1
@@ -198,6 +198,6 @@ class Decoder:
         self.dispatch()
 
 
-def _named(upload: Upload, error: Refused) -> Refused:
+def _with_name(upload: Upload, error: Refused) -> Refused:
     """A refusal with the image's name before it."""
     return Refused(error.http_status, f"{upload.name}: {error}", error.retry_after)

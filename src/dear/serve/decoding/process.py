@@ -30,19 +30,19 @@ RESULT = struct.Struct("<HI")  #: of each file: status (0: pixels), length of th
 PID = struct.Struct("<I")  #: what the template sends on a new process's line
 
 
-def answer_offset(how: Decoding) -> int:
+def answer_offset(decoding: Decoding) -> int:
     """Where the answers begin in the shared memory; before them lie the files."""
-    return -(-how.limits.body_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    return -(-decoding.limits.body_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def answer_size(how: Decoding) -> int:
+def answer_size(decoding: Decoding) -> int:
     """Bytes between the answer of one file and that of the next."""
-    return max(3 * side_of(how.size) ** 2, MOST_SENTENCE)
+    return max(3 * side_of(decoding.size) ** 2, MOST_SENTENCE)
 
 
-def shared_bytes(how: Decoding) -> int:
+def shared_bytes(decoding: Decoding) -> int:
     """Bytes of the shared memory; taken from the system only as far as they are used."""
-    return answer_offset(how) + MOST_AT_ONCE * answer_size(how)
+    return answer_offset(decoding) + MOST_AT_ONCE * answer_size(decoding)
 
 
 def template() -> None:
@@ -51,7 +51,7 @@ def template() -> None:
 
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which drains
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a decoding process ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no exit status is read
     line = socket.socket(fileno=os.dup(0))
     while True:
         message, descriptors, _, _ = socket.recv_fds(line, 1, 2)
@@ -77,31 +77,29 @@ def work(descriptor: int, memory_descriptor: int) -> None:
     """Decode files in shared memory, as a line asks for, until it ends."""
     _end_with_parent()
     with socket.socket(fileno=descriptor) as line, contextlib.suppress(OSError, msgspec.DecodeError):
-        length, _ = REQUEST.unpack(_received(line, REQUEST.size))
-        how = msgspec.msgpack.decode(_received(line, length), type=Decoding)
-        start, each, memory = (
-            answer_offset(how),
-            answer_size(how),
-            mmap.mmap(memory_descriptor, shared_bytes(how)),
-        )
-        _limit_memory(how.limits.decode_bytes)
+        length, _ = REQUEST.unpack(_receive(line, REQUEST.size))
+        decoding = msgspec.msgpack.decode(_receive(line, length), type=Decoding)
+        start, size = answer_offset(decoding), answer_size(decoding)
+        memory = mmap.mmap(memory_descriptor, shared_bytes(decoding))
+        _limit_memory(decoding.limits.decode_bytes)
         line.sendall(REPLY.pack(0, time.process_time()))  # ready
         while True:
-            (count,) = COUNT.unpack(_received(line, COUNT.size))
-            requests = list(REQUEST.iter_unpack(_received(line, count * REQUEST.size)))
-            place, results = 0, []
+            (count,) = COUNT.unpack(_receive(line, COUNT.size))
+            requests = list(REQUEST.iter_unpack(_receive(line, count * REQUEST.size)))
+            offset, results = 0, []
             for number, (length, most_pixels) in enumerate(requests):
                 try:
-                    status, answer = 0, how.pixels(memory[place : place + length], most_pixels)
+                    status, answer = 0, decoding.pixels(memory[offset : offset + length], most_pixels)
                 except Refused as error:
                     status, answer = error.http_status, str(error).encode()[:MOST_SENTENCE]
-                at, place = start + number * each, place + length
-                memory[at : at + len(answer)] = answer
+                reply = start + number * size
+                memory[reply : reply + len(answer)] = answer
+                offset += length
                 results.append(RESULT.pack(status, len(answer)))
             line.sendall(REPLY.pack(count, time.process_time()) + b"".join(results))
 
 
-def _received(line: socket.socket, length: int) -> bytes:
+def _receive(line: socket.socket, length: int) -> bytes:
     """Exactly `length` bytes of a line."""
     data = line.recv(length, socket.MSG_WAITALL)
     if len(data) < length:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dear.serve.decoding.decoder import Decoder, Task
 
 _SHORT = 2**20  # bytes; memory of longer files is given back
-_LOOK_SECONDS = 0.05  # at least, between two looks at what a process has used
+_CHECK_SECONDS = 0.05  # at least, between two looks at what a process has used
 _START = "from dear.serve.decoding.process import template; template()"
 # Memory of a large image goes back to the system when it is freed.
 _MALLOC = {
@@ -59,25 +59,25 @@ class Worker:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._how = decoder.how
+        self._decoding = decoder.how
         self.tasks: list[Task] = []
         self.pid = 0  #: as sent by the template, which never reads a file
         self._handle = -1
         self.ready = False  #: whether it has reported that it can decode
-        self._heard = b""
+        self._received = b""
         self._used = self._began = 0.0  # processor time until its last answer; when the files came
         self._timer: asyncio.TimerHandle | None = None
-        self._memory, descriptor = _shared_memory(shared_bytes(self._how))
+        self._memory, descriptor = _shared_memory(shared_bytes(self._decoding))
         self.line, other = socket.socketpair()
         self.line.setblocking(False)
         try:
             Template.running().fork(other, descriptor)
-            how = msgspec.msgpack.encode(self._how)
-            self.line.send(REQUEST.pack(len(how), 0) + how)
+            decoding = msgspec.msgpack.encode(self._decoding)
+            self.line.send(REQUEST.pack(len(decoding), 0) + decoding)
         finally:
             other.close()
             os.close(descriptor)
-        decoder.loop.add_reader(self.line, self.hear)
+        decoder.loop.add_reader(self.line, self.receive)
 
     @property
     def idle(self) -> bool:
@@ -85,23 +85,23 @@ class Worker:
         return self.ready and not self.tasks
 
     def decode(self, tasks: list[Task]) -> None:
-        """Begin with files, together no longer than a body; `hear` is called when they are done."""
+        """Begin with files, together no longer than a body; `receive` is called when they are done."""
         self.tasks, self._began = tasks, time.monotonic()
-        self._timer = self._decoder.loop.call_later(self._how.limits.decode_seconds, self._look)
-        place, message = 0, [COUNT.pack(len(tasks))]
+        self._timer = self._decoder.loop.call_later(self._decoding.limits.decode_seconds, self._check_usage)
+        offset, message = 0, [COUNT.pack(len(tasks))]
         try:
             for task in tasks:
                 content = task.upload.content
-                self._memory[place : place + len(content)] = content
+                self._memory[offset : offset + len(content)] = content
                 message.append(REQUEST.pack(len(content), max(task.upload.cost.pixels, 1)))
-                place += len(content)
+                offset += len(content)
             self.line.send(b"".join(message))
         except (ValueError, IndexError):  # longer than the room for it
-            self._done([Refused(413, "the file is too long")] * len(tasks))
+            self._finish([Refused(413, "the file is too long")] * len(tasks))
         except OSError:
-            self._end(_ended(), again=True)
+            self._end(_worker_lost(), again=True)
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Receive the answers of the process."""
         try:
             data = self.line.recv(4096)
@@ -110,21 +110,21 @@ class Worker:
         except OSError:
             data = b""
         if not data:
-            self._end(_ended(), again=True)
+            self._end(_worker_lost(), again=True)
             return
-        self._heard += data
-        if not self.pid and len(self._heard) >= PID.size:
-            self._identify(*PID.unpack_from(self._heard))
-            self._heard = self._heard[PID.size :]
-        while self.pid and len(self._heard) >= REPLY.size:
-            count, used = REPLY.unpack_from(self._heard)
+        self._received += data
+        if not self.pid and len(self._received) >= PID.size:
+            self._identify(*PID.unpack_from(self._received))
+            self._received = self._received[PID.size :]
+        while self.pid and len(self._received) >= REPLY.size:
+            count, used = REPLY.unpack_from(self._received)
             end = REPLY.size + count * RESULT.size
-            if len(self._heard) < end:
+            if len(self._received) < end:
                 break
-            results = list(RESULT.iter_unpack(self._heard[REPLY.size : end]))
-            self._heard, self._used = self._heard[end:], used
+            results = list(RESULT.iter_unpack(self._received[REPLY.size : end]))
+            self._received, self._used = self._received[end:], used
             if self.ready:
-                self._done(self._answers(results))
+                self._finish(self._answers(results))
             self.ready = True  # the first reply has no results
             self._decoder.dispatch()
 
@@ -143,7 +143,11 @@ class Worker:
                 os.kill(self.pid, signal.SIGKILL)
 
     def _answers(self, results: list[tuple[int, int]]) -> list[Tensor | Refused]:
-        start, each, side = answer_offset(self._how), answer_size(self._how), side_of(self._how.size)
+        start, each, side = (
+            answer_offset(self._decoding),
+            answer_size(self._decoding),
+            side_of(self._decoding.size),
+        )
         # NumPy copies: PyTorch would have all cores copy a part each, and wait for one another.
         answers = np.frombuffer(self._memory, np.uint8, len(results) * each, start).reshape(-1, each)
         pixels = torch.from_numpy(answers[:, : 3 * side * side].copy()).view(-1, 3, side, side)
@@ -154,25 +158,25 @@ class Worker:
             for number, (status, length) in enumerate(results)
         ]
 
-    def _done(self, answers: list[Tensor | Refused]) -> None:
+    def _finish(self, answers: list[Tensor | Refused]) -> None:
         """The files were decoded or refused; the process waits for the next."""
         tasks, self.tasks = self.tasks, []
         if self._timer is not None:
             self._timer.cancel()
         if any(len(task.upload.content) > _SHORT for task in tasks) and hasattr(mmap, "MADV_REMOVE"):
-            self._memory.madvise(mmap.MADV_REMOVE, 0, answer_offset(self._how))
+            self._memory.madvise(mmap.MADV_REMOVE, 0, answer_offset(self._decoding))
         for task, answer in zip(tasks, answers, strict=False):
-            self._decoder.released(task)
+            self._decoder.release(task)
             self._decoder.finish(task, answer)
 
-    def _look(self) -> None:
+    def _check_usage(self) -> None:
         """See what files that are not done have used; the process is killed when that is too much.
 
         Processor time counts, so that a busy machine refuses no image. A process that something else stopped,
         or that got hardly any time for long, is replaced and its files tried once more.
         """
-        limits, waited = self._how.limits, time.monotonic() - self._began
-        used, stopped = _state(self.pid)
+        limits, waited = self._decoding.limits, time.monotonic() - self._began
+        used, stopped = _process_state(self.pid)
         remaining = limits.decode_seconds - (used - self._used)
         if remaining <= 0:
             reason = f"takes longer than {limits.decode_seconds:g} seconds to decode; make it smaller"
@@ -181,8 +185,8 @@ class Worker:
             busy = Refused(503, "the service is too busy to decode it; try again", retry_after=1)
             self._end(busy, again=True)
         else:
-            wait = max(min(remaining, limits.decode_wall_seconds - waited), _LOOK_SECONDS)
-            self._timer = self._decoder.loop.call_later(wait, self._look)
+            wait = max(min(remaining, limits.decode_wall_seconds - waited), _CHECK_SECONDS)
+            self._timer = self._decoder.loop.call_later(wait, self._check_usage)
 
     def _end(self, reason: Refused, again: bool = False) -> None:
         """End the process; its files are refused, or tried once more by another, one at a time."""
@@ -196,15 +200,15 @@ class Worker:
         if self._timer is not None:
             self._timer.cancel()
         for task in tasks:
-            self._decoder.released(task)
+            self._decoder.release(task)
             if again:
-                self._decoder.again(task, reason)
+                self._decoder.retry(task, reason)
             else:
                 self._decoder.finish(task, reason)
-        self._decoder.ended(self, started)
+        self._decoder.remove(self, started)
 
 
-def _ended() -> Refused:
+def _worker_lost() -> Refused:
     """The refusal of a file whose process ended twice: by the file, or by a system short of memory."""
     return Refused(503, "its decoder ended; try again, or save the image anew", retry_after=1)
 
@@ -254,7 +258,7 @@ class Template:
             socket.send_fds(self._line, [b"f"], [line.fileno(), memory])
 
 
-def _state(pid: int) -> tuple[float, bool]:
+def _process_state(pid: int) -> tuple[float, bool]:
     """Processor time of a process, infinite where the system does not say, and whether it was stopped."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
