@@ -216,9 +216,9 @@ READ = """
 import sys, time
 from pathlib import Path
 from dear.images.open import plain_jpeg
-from dear.utils.memory import keep_freed
+from dear.utils.memory import reuse_freed_memory
 if sys.argv[1] == "keep":
-    keep_freed()
+    reuse_freed_memory()
 files = sorted(Path(sys.argv[2]).glob("*.jpg"))
 held = [plain_jpeg(file) for file in files]
 began = time.process_time()

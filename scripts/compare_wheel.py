@@ -25,4 +25,6 @@ for path in (wheel, sdist):
     print(f"{Path(path).name}: {Path(path).stat().st_size / 1e6:.2f} MB")
 count = len(tarfile.open(sdist).getnames())
 data = sum(not name.endswith(".py") for name in names)
-print(f"the wheel, built from the sdist of {count} files, holds all {len(names)} sources, {data} of them data")
+print(
+    f"the wheel, built from the sdist of {count} files, holds all {len(names)} sources, {data} of them data"
+)

@@ -92,7 +92,12 @@ def tower_aims(data: pd.DataFrame) -> str:
     """Whether a pool costs a method of the tower more than a point, and whether DeAR is first or within a point."""
     random = data.query("labels == 'random'")
     losses = _losses(random.query(f"method in {TOWER}"), ["rest"])
-    means = random.query("pool == 'rest'").groupby(["dataset", "labels_per_class", "method"])["accuracy"].mean().unstack()
+    means = (
+        random.query("pool == 'rest'")
+        .groupby(["dataset", "labels_per_class", "method"])["accuracy"]
+        .mean()
+        .unstack()
+    )
     means = means[means["dear"].notna()]
     best, name_of_best = means.drop(columns="dear").max(axis=1), means.drop(columns="dear").idxmax(axis=1)
     missed = [
@@ -116,7 +121,11 @@ def bad_pool_aims(data: pd.DataFrame) -> str:
 
 def chosen_aims(data: pd.DataFrame) -> str:
     """Whether chosen labels with a pool reach what more labels drawn regardless of the class reach without."""
-    means = data.query("labels != 'random'").groupby(["labels", "pool", "labels_per_class", "dataset"])["accuracy"].mean()
+    means = (
+        data.query("labels != 'random'")
+        .groupby(["labels", "pool", "labels_per_class", "dataset"])["accuracy"]
+        .mean()
+    )
     cells = {
         (labels, name): (means["chosen", "rest", labels, name], means["any", "none", 2 * labels, name])
         for labels in (1, 2)
@@ -147,7 +156,9 @@ def _losses(data: pd.DataFrame, pools: list[str]) -> str:
     change = (data[data["pool"].isin(pools)].groupby(keys)["accuracy"].mean() - none).dropna()
     cells = change.groupby(keys[:3]).mean()
     lost = cells[cells < -1].sort_values()
-    named = ", ".join(f"{method} on {name} with {labels}: {value:.1f}" for (name, method, labels), value in lost.items())
+    named = ", ".join(
+        f"{method} on {name} with {labels}: {value:.1f}" for (name, method, labels), value in lost.items()
+    )
     verdict = "met" if lost.empty else "missed"
     return (
         f"{verdict} in the mean of the draws ({len(lost)} of {len(cells)} cells lose more{f': {named}' if named else ''}; "

@@ -44,7 +44,9 @@ def main() -> None:
     open_data("world:textures", "test").image(0).save(image)
     helps = {" ".join(words): seconds(*words, "--help") for words in commands(get_command(build_app()))}
     slowest = max(helps, key=helps.get)
-    print(f"--help of {len(helps)} commands; dear --help {seconds('--help'):.2f} s, slowest {slowest}: {helps[slowest]:.2f} s")
+    print(
+        f"--help of {len(helps)} commands; dear --help {seconds('--help'):.2f} s, slowest {slowest}: {helps[slowest]:.2f} s"
+    )
     times = [seconds("predict", str(demo / "run-textures-quick"), str(image)) for _ in range(3)]
     print(f"predict, one image: {min(times):.2f} s (three runs: {', '.join(f'{t:.2f}' for t in times)})")
     words = [DEAR, "serve", str(demo), "--backbone", "mini", "--port", str(PORT)]

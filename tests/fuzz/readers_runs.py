@@ -25,7 +25,7 @@ from dear.methods import DeAR
 from dear.runs.folder import load_run, read_log, read_metrics
 from dear.runs.recipe import Recipe
 from dear.train.run import Paused, train
-from dear.utils.text import unprintable
+from dear.utils.text import first_unprintable
 
 CLASSES = ("red", "green", "blue")
 RECIPE = Recipe(epochs=2, batch=8, lr=1e-2)
@@ -50,7 +50,7 @@ def _run(folder: Path) -> tuple[Path, object]:
 
 def _check(place: Path, clip) -> None:
     method = load_run(place, backbone=clip)
-    assert all(unprintable(name) is None for name in method.classes)
+    assert all(first_unprintable(name) is None for name in method.classes)
     assert all(
         bool(torch.isfinite(t).all()) for t in method.adapter_state().values() if t.is_floating_point()
     )
@@ -185,7 +185,7 @@ def onnx_description(folder: Path) -> Target:
         raw = json.loads(data)
         found = _parse(raw, Path("a.onnx"))
         assert 0 < found.preprocessing.size <= 4096
-        assert all(unprintable(name) is None for name in found.classes)
+        assert all(first_unprintable(name) is None for name in found.classes)
 
     def change(data: bytes, rng, pool, words) -> bytes:
         """One entry changed; all stay texts, as ONNX has them."""

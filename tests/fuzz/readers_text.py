@@ -20,7 +20,8 @@ from dear.heads.corpus import load_corpus
 from dear.heads.roles import RoleMap
 from dear.tasks.roles.page import roles_page
 from dear.utils.files import read_json
-from dear.utils.text import fill_template, parse_json, unprintable
+from dear.utils.schema import parse_json
+from dear.utils.text import fill_template, first_unprintable
 
 MARKUP = "<script>alert("
 NASTY = (
@@ -85,7 +86,7 @@ def role_map(folder: Path) -> Target:
 def _check_set(images: FileImages, root: Path | None = None) -> None:
     """What must hold of a dataset that was opened; its files are inside `root`, if there is one."""
     assert len(images) == len(images.labels) == len(images.paths)
-    assert all(unprintable(name) is None and name.strip() for name in images.classes)
+    assert all(first_unprintable(name) is None and name.strip() for name in images.classes)
     for index, path in enumerate(images.paths if root is not None else ()):
         assert not path.startswith("/")
         assert os.path.realpath(images.path(index)).startswith(os.path.realpath(root) + os.sep), path
@@ -191,7 +192,7 @@ def corpus(folder: Path) -> Target:
         path.write_bytes(data)
         found = load_corpus(path)
         assert 0 < len(found) == len(set(found.texts))
-        assert all(phrase.strip() and unprintable(phrase) is None for phrase in found.texts)
+        assert all(phrase.strip() and first_unprintable(phrase) is None for phrase in found.texts)
 
     seeds = [
         b"a red thing\tColor\na photo of a cat\n",
@@ -205,7 +206,7 @@ def class_names(folder: Path) -> Target:
         raw = data.decode("utf-8", "surrogateescape")
         name = readable(raw)
         assert name.strip()
-        assert unprintable(name) is None
+        assert first_unprintable(name) is None
         assert len(name) <= 400
         text = fill_template(check_template("a photo of a {}."), name)
         assert text.startswith("a photo of a ")

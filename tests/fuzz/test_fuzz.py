@@ -12,7 +12,7 @@ import pytest
 import readers
 
 from dear.errors import DearError
-from dear.utils.text import parse_json
+from dear.utils.schema import parse_json
 
 CASES = {"resume-state": 3, "cell": 6, "run-config": 8, "run-roles": 8, "adapter": 8, "archive-file": 8}
 

@@ -13,7 +13,7 @@ import readers
 from dear.errors import DearError
 from dear.utils import files
 from dear.utils.files import read_json
-from dear.utils.text import parse_json
+from dear.utils.schema import parse_json
 
 # Readers whose input is one JSON document, or lines of them.
 DOCUMENTS = ("json", "role-map", "split-file", "shard-index", "hf-config", "openclip-config")

@@ -9,7 +9,7 @@ import pytest
 from msgspec import Meta
 
 from dear.errors import DearError, RunError
-from dear.utils.text import Line, Strict, Whole, Word, check, decode
+from dear.utils.schema import Line, Strict, Whole, Word, check, decode
 
 
 class Part(Strict):

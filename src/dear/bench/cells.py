@@ -19,7 +19,7 @@ from dear.methods import find_method
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Name, Spec, digest, plain
 from dear.train.setup.prepare import explicit_options, explicit_recipe
-from dear.utils.text import Strict
+from dear.utils.schema import Strict
 
 
 class Cell(Strict, frozen=True, eq=False, dict=True):

@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 
 from dear.errors import UsageError
-from dear.utils.text import parse_json
+from dear.utils.schema import parse_json
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from dear.bench.plan import PROTOCOLS
 from dear.errors import DearError, RunError
 from dear.runs.spec import Name, digest
 from dear.utils.files import read_json, require_writable, write_atomic, write_json
-from dear.utils.text import Strict, Whole, check
+from dear.utils.schema import Strict, Whole, check
 
 WHAT = "cell of a grid"
 SCHEMA = 1  #: of a cell's file

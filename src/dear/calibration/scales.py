@@ -31,7 +31,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from dear.calibration.rank import threshold_rank
-from dear.utils.text import Strict, Whole
+from dear.utils.schema import Strict, Whole
 
 _ENDS = ((1 - 0.95) / 2, (1 + 0.95) / 2)  # quantiles of a 95% interval
 

@@ -11,7 +11,7 @@ from typer import Context, Option
 from dear.cli import options as opt
 from dear.cli.printing import print_json, say, stages
 from dear.errors import UsageError
-from dear.utils.text import counted, duration
+from dear.utils.text import format_count, format_duration
 
 if TYPE_CHECKING:
     from dear.runs.model import Model
@@ -208,7 +208,7 @@ def _print(model: Model, out: Path, accuracy: dict[str, Any] | None) -> None:
     """The run, and its accuracy on held-out images."""
     method, reference = model.method, model.reference
     parameters = f"{method.learned_parameters:,} learned parameters"
-    say(f"{out}: {method.title}, {parameters}, {model.steps} steps in {duration(model.seconds)}")
+    say(f"{out}: {method.title}, {parameters}, {model.steps} steps in {format_duration(model.seconds)}")
     if reference is not None:
         size = f"{reference.size / 1e3:,.0f} kB"
         say(f"stored {len(reference.labels):,} training features ({size}) for out-of-class detection")
@@ -221,7 +221,7 @@ def _print(model: Model, out: Path, accuracy: dict[str, Any] | None) -> None:
     if accuracy["images"] < accuracy["available"]:
         images += f" (a sample of {accuracy['available']:,}; dear evaluate uses all)"
     elif copies := accuracy.get("copies", 0):
-        images += f" (without {counted(copies, 'copy', 'copies')})"
+        images += f" (without {format_count(copies, 'copy', 'copies')})"
     before, after = accuracy["zero_shot"], accuracy["accuracy"][usual]
     measure = accuracy.get("measure", "accuracy")
     say(f"{measure} on {images}: {before:.1%} before, {after:.1%} after{mode}{others}")

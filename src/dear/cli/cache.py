@@ -29,7 +29,7 @@ def cache(context: typer.Context, as_json: Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     from dear.utils.feature_store import FeatureStore
-    from dear.utils.text import counted
+    from dear.utils.text import format_count
     from dear.utils.user_cache import cache_folder
 
     folder, usage = cache_folder(), FeatureStore().usage()
@@ -39,8 +39,8 @@ def cache(context: typer.Context, as_json: Json = False) -> None:
         print_json({**facts, "role_maps": maps})
         return
     size = f"{usage.size / 1e6:.1f} MB of at most {usage.limit / 1e6:,.0f} MB"
-    rows = counted(usage.entries, "row")
-    echo(f"{folder}\n  {rows} of features and answers, {size}\n  {counted(maps, 'role map')}")
+    rows = format_count(usage.entries, "row")
+    echo(f"{folder}\n  {rows} of features and answers, {size}\n  {format_count(maps, 'role map')}")
 
 
 @group.command("clear")

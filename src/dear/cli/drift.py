@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from dear.cli.options import Device, Json, OwnBackbone, Run, Threads
 from dear.cli.printing import echo, print_json, stages
-from dear.utils.text import counted
+from dear.utils.text import format_count
 
 
 def drift(
@@ -39,7 +39,7 @@ def drift(
     counts = f"{result.images} new and {result.reference} training images"
     echo(f"two-sample test of {counts}: p = {result.p:.3f}")
     for each in result.classes[:10]:
-        echo(f"  predicted {each.name}: {counted(each.images, 'image')}, {each.far:.1%} far")
+        echo(f"  predicted {each.name}: {format_count(each.images, 'image')}, {each.far:.1%} far")
     echo("farthest from the training images:")
     for name in result.examples:
         echo(f"  {name}")

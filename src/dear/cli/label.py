@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from dear.cli import options as opt
 from dear.cli.printing import echo, print_json, say, stages
-from dear.utils.text import counted
+from dear.utils.text import format_count
 
 group = typer.Typer(
     no_args_is_help=True, help="Labels: what to label next, import labels, label in the browser."
@@ -81,7 +81,7 @@ def label_next(
         for choice in chosen.choices:
             echo(f"{choice.path}  {choice.guess} ({choice.confidence:.1%})" if choice.guess else choice.path)
         return
-    say(f"{out}: {counted(len(chosen.choices), 'image')} to label, the most useful first")
+    say(f"{out}: {format_count(len(chosen.choices), 'image')} to label, the most useful first")
     if Path(pool).is_dir():  # whose paths the table holds
         train = f"dear adapt --data {out} --data-root {pool} --unlabeled {pool}"
         say(f"next: fill in the column label, then {train}")
@@ -108,8 +108,8 @@ def label_import(
     if as_json:
         print_json(result.report())
         return
-    classes = counted(len(set(result.labels.values())), "class", "classes")
-    say(f"{out}: {counted(result.added, 'label')} added, {len(result.labels)} in all, {classes}")
+    classes = format_count(len(set(result.labels.values())), "class", "classes")
+    say(f"{out}: {format_count(result.added, 'label')} added, {len(result.labels)} in all, {classes}")
     folder = images or (source if Path(source).is_dir() else None)
     if folder is not None:  # whose paths the table holds
         say(f"next: dear adapt --data {out} --data-root {folder}")

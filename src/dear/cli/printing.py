@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dear.utils.progress import Progress, silent
-from dear.utils.text import escape_control, unprintable
+from dear.utils.text import escape_control, first_unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +40,7 @@ def _stderr() -> Console:
 def print_json(value: Any) -> None:
     """One JSON object on standard output."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    plain = unprintable(text) is None  # else the same JSON in escapes: a file's name may hold anything
+    plain = first_unprintable(text) is None  # else the same JSON in escapes: a file's name may hold anything
     typer.echo(text if plain else json.dumps(value, allow_nan=False))
 
 

@@ -9,7 +9,7 @@ from typer import Option
 
 from dear.cli.options import Device, Json, Threads
 from dear.cli.printing import echo, print_json, print_table, say
-from dear.utils.text import duration
+from dear.utils.text import format_duration
 
 _TITLES = {
     "read": "reading and decoding files",
@@ -60,4 +60,4 @@ def speed(
     first = rows[0]
     echo(f"{first['machine']}, {first['threads']} threads, torch {first['torch']}, {first['precision']}")
     task = f"dear adapt --method {method} on {classes} classes with {shots} images each"
-    echo(f"{task}: {adapt['steps']} steps, about {duration(adapt['seconds'])}")
+    echo(f"{task}: {adapt['steps']} steps, about {format_duration(adapt['seconds'])}")

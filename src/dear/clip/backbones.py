@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from dear.utils.text import Strict, decode
+from dear.utils.schema import Strict, decode
 
 
 class Backbone(Strict, frozen=True):

@@ -23,7 +23,7 @@ from dear.errors import DataError, DearError, InputError
 from dear.images.arrays import from_array
 from dear.utils.extras import missing_extra
 from dear.utils.files import read_json
-from dear.utils.text import parse_json
+from dear.utils.schema import parse_json
 
 REQUIRED = ("path", "label")
 OPTIONAL = ("classname", "split", "domain", "group", "parent")

@@ -22,7 +22,7 @@ from dear.data.paths import read_list
 from dear.errors import DataError, DearError
 from dear.utils.digest import of_parts
 from dear.utils.notices import note
-from dear.utils.text import parse_json
+from dear.utils.schema import parse_json
 
 HELD_OUT = 0.2
 Item = TypeVar("Item")

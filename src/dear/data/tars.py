@@ -21,7 +21,8 @@ from dear.data.shots import pick_split
 from dear.data.stored import CellImages
 from dear.errors import DataError, DearError, InputError
 from dear.images.names import is_image_name
-from dear.utils.text import check_printable, parse_json
+from dear.utils.schema import parse_json
+from dear.utils.text import check_printable
 
 MAX_IMAGE = 256 << 20  #: bytes of an image
 MAX_LABEL = 1 << 20  #: bytes of a label

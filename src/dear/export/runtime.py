@@ -18,7 +18,8 @@ from dear.images.views import View, view_pixels
 from dear.runs.answer import Answer
 from dear.runs.tree import REJECTED, Tree, check_certain
 from dear.utils.extras import missing_extra
-from dear.utils.text import Line, Strict, check, check_name, parse_json
+from dear.utils.schema import Line, Strict, check, parse_json
+from dear.utils.text import check_name
 
 ImageLike = str | os.PathLike[str] | bytes | Image
 _AT_ONCE = 32

@@ -20,7 +20,7 @@ from dear.clip.model import Clip
 from dear.errors import UsageError
 from dear.heads.names import CONCEPTS
 from dear.utils.files import read_json
-from dear.utils.text import unknown_name, unprintable
+from dear.utils.text import first_unprintable, unknown_name
 
 _MOST_WORDS, _LONGEST = 64, 80
 TEMPLATES = ("{}", "a {}", "a photo of a {}.", "the {}")
@@ -102,7 +102,9 @@ def find_concept(text: str) -> Concept:
         raise UsageError(
             f'{text[:_LONGEST]!r}: a concept needs a name and two values: "lighting: day, night"'
         )
-    if len(words) > _MOST_WORDS or any(len(word) > _LONGEST or unprintable(word) for word in (name, *words)):
+    if len(words) > _MOST_WORDS or any(
+        len(word) > _LONGEST or first_unprintable(word) for word in (name, *words)
+    ):
         raise UsageError(
             f"the concept {name[:_LONGEST]!r}: at most {_MOST_WORDS} values, each of at most {_LONGEST} "
             "printable characters"

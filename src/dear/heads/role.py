@@ -8,7 +8,7 @@ from msgspec import Meta, field
 
 from dear.errors import RoleError
 from dear.heads.names import KINDS
-from dear.utils.text import Line, Strict, Word
+from dear.utils.schema import Line, Strict, Word
 
 CLEAR = 3.0  #: deviations by which the information of a map must exceed that of rotated heads
 

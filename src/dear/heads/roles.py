@@ -20,7 +20,7 @@ from dear.heads.names import CORE, KINDS, Head
 from dear.heads.role import Information, Role
 from dear.heads.roles_file import ABOUT, format_roles, parse_roles
 from dear.utils.files import PathLike, read_json, write_atomic
-from dear.utils.text import Strict, parse_json
+from dear.utils.schema import Strict, parse_json
 
 if TYPE_CHECKING:
     import pandas as pd

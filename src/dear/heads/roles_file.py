@@ -13,7 +13,7 @@ from msgspec import Meta, field, structs
 from dear.errors import RoleError
 from dear.heads.names import Head
 from dear.heads.role import Information, Role
-from dear.utils.text import Line, Strict, Whole, Word, check
+from dear.utils.schema import Line, Strict, Whole, Word, check
 
 _FORMAT, _SCHEMA = "dear roles", 2
 #: fields of the file other than roles and evidence

@@ -28,7 +28,7 @@ from dear.images.jpeg import TURNS
 from dear.images.open import ImageLike, PlainJpeg, plain_jpeg
 from dear.images.resample_tensors import resampling_weights, round_to_bytes
 from dear.images.views import Axis, Size, View, axes_of, side_of, view_pixels
-from dear.utils.memory import keep_freed
+from dear.utils.memory import reuse_freed_memory
 from dear.utils.parallel import map_threads
 
 #: contents of files -> their pixels, uint8 [height, width, 3] on the device; None where decoding failed
@@ -64,7 +64,7 @@ def decoder_of(device: torch.device) -> Decode | None:
                 images = decoder.decode(files, params=parameters, cuda_stream=stream)
             return [None if image is None else torch.as_tensor(image, device=device) for image in images]
 
-        keep_freed()
+        reuse_freed_memory()
         return decode if _can_decode(decode) else None
     except Exception:  # not installed, made for another CUDA, or without the library it needs
         return None

@@ -43,7 +43,7 @@ from dear.utils.files import (
     write_json,
     write_safetensors,
 )
-from dear.utils.text import check, decode, parse_json
+from dear.utils.schema import check, decode, parse_json
 
 FORMAT = "dear run"
 CORRECTION, CALIBRATION, TEXTS = "correction.safetensors", "calibration.json", "texts.safetensors"

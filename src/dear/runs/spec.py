@@ -23,7 +23,8 @@ from dear.heads.roles import RoleMap
 from dear.methods.base import Method
 from dear.runs.recipe import Recipe
 from dear.utils.digest import of_json, of_parts
-from dear.utils.text import PRINTABLE, Strict, Whole
+from dear.utils.schema import Strict, Whole
+from dear.utils.text import PRINTABLE
 
 SCHEMA = 1
 Name = Annotated[str, Meta(max_length=4096, pattern=PRINTABLE)]  #: text without control characters

@@ -19,7 +19,7 @@ from msgspec import Meta
 from dear.errors import DearError, UsageError
 from dear.serve.errors import Refused
 from dear.utils.digest import of_parts
-from dear.utils.text import Word, decode
+from dear.utils.schema import Word, decode
 
 _SHORTEST = 16  # characters; shorter keys can be guessed
 EVERY = "*"

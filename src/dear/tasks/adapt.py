@@ -30,7 +30,7 @@ from dear.train.trackers import Tracker, tracked_steps
 from dear.utils.files import PathLike
 from dear.utils.pairs import parse_pairs
 from dear.utils.progress import Progress
-from dear.utils.text import duration
+from dear.utils.text import format_duration
 
 HELD_OUT = "evaluation of {} (held out)"  #: key of the accuracy in the metrics of a run
 _log = logging.getLogger("dear")
@@ -229,8 +229,12 @@ def _log_plan(job: Job, held_out: ImageSet | None, resume: bool) -> None:
     )  # fmt: skip
     expected = None if resume or not _log.isEnabledFor(logging.INFO) else estimate(job)
     if expected is not None:
-        more = f", then calibration about {duration(expected.calibration)}" if expected.calibration else ""
-        _log.info("estimated time: training about %s%s", duration(expected.training), more)
+        more = (
+            f", then calibration about {format_duration(expected.calibration)}"
+            if expected.calibration
+            else ""
+        )
+        _log.info("estimated time: training about %s%s", format_duration(expected.training), more)
 
 
 def _add_metrics(model: Model, out: PathLike | None, entries: Mapping[str, Any]) -> None:

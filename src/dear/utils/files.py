@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dear.errors import DataError, DearError, DiskError, UsageError
-from dear.utils.text import parse_json
+from dear.utils.schema import parse_json
 
 PathLike = str | os.PathLike[str]
 
@@ -33,7 +33,7 @@ except ImportError:  # Windows: temporary files of killed processes stay there
 MAX_TEXT_BYTES = 256 * 1024 * 1024
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' limit
 # Types of weights; all others are packed or scaled, and PyTorch cannot test them for NaN.
-_KINDS = {
+_DTYPES = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 }
@@ -57,7 +57,7 @@ def write_atomic(path: PathLike, content: bytes | str) -> None:
             os.fsync(file.fileno())
             os.chmod(temporary, 0o666 & ~_UMASK)
             if fcntl is not None:
-                os.replace(temporary, path)  # while it is claimed
+                os.replace(temporary, path)  # while it is locked
         if fcntl is None:
             os.replace(temporary, path)  # Windows renames no open file
         _remove_abandoned(path)
@@ -86,15 +86,11 @@ def _create_temporary(path: Path) -> tuple[int, str]:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         if fcntl is None:
             return handle, name
-        with contextlib.suppress(
-            OSError
-        ):  # a file system without locks: temporary files are never removed there
+        with contextlib.suppress(OSError):  # where there are no locks, temporary files are never removed
             fcntl.flock(handle, fcntl.LOCK_EX)
-        if os.fstat(
-            handle
-        ).st_nlink:  # otherwise another process removed it as abandoned before it was locked
+        if os.fstat(handle).st_nlink:
             return handle, name
-        os.close(handle)
+        os.close(handle)  # another process removed it as abandoned before it was locked
 
 
 def _remove_abandoned(path: Path) -> None:
@@ -138,9 +134,9 @@ def check_output(path: PathLike | None, *, folder: bool = False) -> None:
         raise DiskError(f"{path}: cannot be written, because the folder {parent} is not writable")
 
 
-def write_json(path: PathLike, value: Any, indent: int | None = 1) -> None:
+def write_json(path: PathLike, value: Any) -> None:
     """Write `value` as UTF-8 JSON with a final newline; NaN and infinity are refused."""
-    write_atomic(path, json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
+    write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_text(
@@ -191,12 +187,12 @@ def read_mapping(source: PathLike | Mapping[str, Any], name: str, example: str) 
     ('texts', {'cat': ['kitty']})
     """
     if isinstance(source, Mapping):
-        place, content = name, dict(source)
+        origin, content = name, dict(source)
     else:
-        place, content = os.fspath(source), read_json(source, f"JSON file of {name}")
+        origin, content = os.fspath(source), read_json(source, f"JSON file of {name}")
     if not isinstance(content, dict) or not content:
-        raise DataError(f"{place}: must be an object with at least one entry, such as {example}")
-    return place, content
+        raise DataError(f"{origin}: must be an object with at least one entry, such as {example}")
+    return origin, content
 
 
 def write_safetensors(
@@ -223,7 +219,7 @@ def read_safetensors(
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DearError(f"{path}: is not a complete {what} ({reason})") from error
     for name, tensor in tensors.items():
-        if tensor.dtype not in _KINDS:
+        if tensor.dtype not in _DTYPES:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise DearError(f"{path}: tensor {name[:80]!r} has the type {kind}, which a {what} must not have")
     return tensors, dict(metadata)

@@ -7,18 +7,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-KEPT = 31 << 20  #: bytes, see `keep_freed`
+LARGEST_REUSED = 31 << 20  #: bytes, see `reuse_freed_memory`
 _M_ARENA_MAX = -8  # of mallopt(3)
 
 
-def keep_freed() -> None:
-    """Make glibc reuse freed blocks of up to `KEPT` bytes instead of returning them to the system.
+def reuse_freed_memory() -> None:
+    """Make glibc reuse freed blocks of up to `LARGEST_REUSED` bytes instead of returning them to the system.
 
     Pages of a block that comes from the system are cleared by the kernel one by one, which takes longer than
     reading a file into them. Once a block of nearly 32 MB is freed, glibc keeps blocks up to that size; the
     one freed here is never written to.
     """
-    bytes(KEPT)
+    bytes(LARGEST_REUSED)
 
 
 @contextmanager

@@ -38,13 +38,13 @@ class Checked:
         for name, hint in hints_of(kind, extras=True).items():
             value = getattr(self, name)
             try:
-                read = msgspec.convert(value, hint)
+                converted = msgspec.convert(value, hint)
             except msgspec.ValidationError:
-                raise self.error(_refusal(name, value, hint)) from None
+                raise self.error(_message(name, value, hint)) from None
             if isinstance(value, float) and not math.isfinite(value):
-                raise self.error(_refusal(name, value, hint))
+                raise self.error(_message(name, value, hint))
             if isinstance(value, list | tuple):  # files hold lists
-                object.__setattr__(self, name, read)
+                object.__setattr__(self, name, converted)
 
 
 @cache
@@ -57,17 +57,17 @@ def hints_of(kind: type, extras: bool = False) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _refusal(name: str, value: Any, hint: Any) -> str:
+def _message(name: str, value: Any, hint: Any) -> str:
     parts = list(_parts(hint))
     literals = [part for part in parts if typing.get_origin(part) is Literal]
     choices = [str(choice) for part in literals for choice in typing.get_args(part)]
     if choices:
         return f"{name} must be one of {', '.join(choices)}, got {value!r}"
     kind = next((KINDS[part] for part in parts if part in KINDS), "another kind of value")
-    wanted = " ".join([kind, *(_limits(part) for part in parts if isinstance(part, Meta))])
+    requirement = " ".join([kind, *(_limits(part) for part in parts if isinstance(part, Meta))])
     if any(typing.get_origin(part) is tuple for part in parts):
-        wanted = f"a list, each value {wanted}"
-    return f"{name} must be {wanted}, got {value!r}"
+        requirement = f"a list, each value {requirement}"
+    return f"{name} must be {requirement}, got {value!r}"
 
 
 def _limits(meta: Meta) -> str:

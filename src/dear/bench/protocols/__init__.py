@@ -12,7 +12,7 @@ from dear.bench.tables import Line, Result, Sheet, gather, variant_names
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.runs.spec import Name
-from dear.utils.text import Strict
+from dear.utils.schema import Strict
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -11,7 +11,8 @@ from pathlib import Path
 from dear.errors import DearError, InputError
 from dear.heads.corpus.build import Phrase, general_phrases
 from dear.utils.files import read_text
-from dear.utils.text import Strict, decode, unprintable
+from dear.utils.schema import Strict, decode
+from dear.utils.text import first_unprintable
 
 _MOST_PHRASES = 200_000
 _LONGEST_CONCEPT = 80  # as in a role map
@@ -98,7 +99,7 @@ def _lines(text: str, path: Path) -> Iterator[Phrase]:
         if not phrase.strip() or len(phrase) > _LONGEST:
             raise InputError(f"{path}, line {number}: needs a phrase of 1 to {_LONGEST} characters")
         phrase, concept = phrase.strip(), concept.strip()
-        if len(concept) > _LONGEST_CONCEPT or unprintable(phrase) or unprintable(concept):
+        if len(concept) > _LONGEST_CONCEPT or first_unprintable(phrase) or first_unprintable(concept):
             raise InputError(
                 f"{path}, line {number}: holds a control character, or a concept of more than "
                 f"{_LONGEST_CONCEPT} characters"

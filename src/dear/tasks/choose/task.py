@@ -33,7 +33,7 @@ from dear.train.setup.prepare import Job, prepare
 from dear.utils.files import PathLike
 from dear.utils.pairs import split_names
 from dear.utils.progress import Progress, silent
-from dear.utils.text import duration
+from dear.utils.text import format_duration
 
 if TYPE_CHECKING:
     pass
@@ -187,7 +187,7 @@ def _try(job: Job, folds: int, deadline: float, cached: list[FrozenViews | None]
     remaining, expected = max(0.0, deadline - began), estimate(job)
     needed = 0.0 if expected is None else expected.training * (folds - 1 + 0.5 * method.open_classes)
     if needed > remaining:
-        reason = f"needs about {duration(needed)}, {duration(remaining)} remained"
+        reason = f"needs about {format_duration(needed)}, {format_duration(remaining)} remained"
         return replace(candidate, skipped=reason, needed=needed)
     if not remaining:
         return replace(candidate, skipped="no time remained", needed=max(needed, 1.0))

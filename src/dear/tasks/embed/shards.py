@@ -27,7 +27,7 @@ from dear.tasks.embed.sources import Source, need_pyarrow
 from dear.utils.cluster import map_items
 from dear.utils.files import read_text, write_atomic, write_json
 from dear.utils.progress import Progress, silent
-from dear.utils.text import decode
+from dear.utils.schema import decode
 
 if TYPE_CHECKING:
     import pyarrow as pa
