@@ -82,11 +82,8 @@ def test_refused_texts(text: str, sentence: str) -> None:
     assert sentence in str(caught.value)
 
 
-def test_size_error_class_and_upgrade() -> None:
+def test_size_and_class_of_the_error() -> None:
     with pytest.raises(RunError, match=r"a\.json: .*10 bytes"):
         decode(json.dumps(GOOD), Table, "a.json", "table", error=RunError, max_bytes=10)
     with pytest.raises(RunError, match="`parts`"):
         check({}, Table, "a.json", "table", error=RunError)
-    older = {"pieces": GOOD["parts"]}
-    read = check(older, Table, "a.json", "table", upgrade=lambda found: {"parts": found["pieces"]})
-    assert read.parts[0].count == 3
