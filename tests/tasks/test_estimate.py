@@ -1,7 +1,8 @@
-"""The time of an adaptation, told before it starts."""
+"""The estimated time of an adaptation."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,16 @@ def delayed(usual: Callable[..., Any]) -> Callable[..., Any]:
     return slow
 
 
+def slow_first(usual: Callable[..., Any]) -> Callable[..., Any]:
+    calls = itertools.count()
+
+    def slow(*values: Any) -> Any:
+        time.sleep(0 if next(calls) else 2.0)
+        return usual(*values)
+
+    return slow
+
+
 def test_every_step_and_what_is_kept_of_it_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thirty steps, three batches per epoch; a batch's frozen stage takes 0.1 s, the rest nearly nothing."""
     kind = find_method("clip-adapter")
@@ -49,6 +60,16 @@ def test_every_step_and_what_is_kept_of_it_count(monkeypatch: pytest.MonkeyPatch
     assert 3.0 <= found.training < 9.0  # a loaded machine adds to it
     assert 0.6 <= kept.training < 3.0  # two views of three batches
     assert found.calibration == kept.calibration == 0
+
+
+def test_what_the_first_image_and_the_first_step_load_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first frozen stage and the first loss take two seconds more, as where libraries are loaded."""
+    kind = find_method("clip-adapter")
+    for owner, name in ((FrozenViews, "_compute"), (kind, "loss_from_frozen")):
+        monkeypatch.setattr(owner, name, slow_first(getattr(owner, name)))
+    expected = estimate(planned("clip-adapter", each=12, recipe={"augment": True, "views": 2}))
+    assert expected is not None
+    assert expected.training < 10.0  # counted, the delays add 18 and 180 seconds
 
 
 def test_calibration_is_counted_as_its_trainings() -> None:

@@ -17,7 +17,7 @@ from dear.train.frozen import views_for
 from dear.train.setup.prepare import Job
 
 WORTH_MEASURING = 20  #: steps; shorter trainings are over before a measurement would help
-_WARM = 2.0  # seconds: if the first step is slower, its time is used
+_MOST_REPEATED = 20.0  # seconds; a first step that takes longer is not repeated
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class Estimate:
 def estimate(job: Job) -> Estimate | None:
     """Estimate the time of an adaptation from its first batch; None where it has hardly any steps.
 
-    One or two steps are computed without an update: nothing that is learned changes, and a run gives the same
-    bits with and without this. On a GPU recorded steps may be faster than the estimate.
+    An image and a step are computed before the clock starts, because the first ones load libraries and
+    compile kernels. Nothing is updated: a run returns the same bits with and without this. On a GPU recorded
+    steps may be faster than the estimate.
     """
     if job.steps < WORTH_MEASURING:
         return None
@@ -41,7 +42,7 @@ def estimate(job: Job) -> Estimate | None:
     devices = [job.method.clip.device] if job.method.clip.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=devices), torch.enable_grad():
-            once, step, cached = _measured(job, job.images.subset(rows))
+            once, step, cached = _measure_batch(job, job.images.subset(rows))
     except torch.OutOfMemoryError:
         return None  # the training raises the same error with a remedy
     total = once * images / len(rows) + step * job.steps
@@ -52,20 +53,21 @@ def estimate(job: Job) -> Estimate | None:
     return Estimate(total, share * (step * job.steps if cached else total))
 
 
-def _measured(job: Job, first: ImageSet) -> tuple[float, float, bool]:
+def _measure_batch(job: Job, first: ImageSet) -> tuple[float, float, bool]:
     """Seconds of the first batch once (files, frozen stages) and in every step; whether once is for all."""
     method, recipe = job.method.in_precision(job.recipe.precision), job.recipe
-    began = time.perf_counter()
-    feed = Feed(first, method.clip, recipe)
-    views = views_for(job.method, first, recipe)
-    if views is None:
-        pixels, labels, domains, _ = feed.at(0)
+    for images in (first.subset([0]), first):
+        began = time.perf_counter()
+        feed, views = Feed(images, method.clip, recipe), views_for(job.method, images, recipe)
+        rows = range(len(images))
+        if views is None:
+            pixels, labels, domains, _ = feed.at(0)
+        else:
+            frozen = views.training(0, rows)
+        _wait(method)
         once = time.perf_counter() - began
+    if views is None:
         return once, _step_seconds(method, lambda: method.loss(pixels, labels, domains)), method.quick
-    rows = range(len(first))
-    frozen = views.training(0, rows)
-    _wait(method)
-    once = time.perf_counter() - began
     began = time.perf_counter()
     views.training(1, rows)  # another view, where there are several: the images are decoded already
     _wait(method)
@@ -75,16 +77,16 @@ def _measured(job: Job, first: ImageSet) -> tuple[float, float, bool]:
 
 
 def _step_seconds(method: Method, loss: Callable[[], Loss]) -> float:
-    """Seconds of a loss with its gradients; the second time it is computed, unless the first took long."""
+    """Seconds of a loss with its gradients, the second time it is computed."""
     for _ in range(2):
         began = time.perf_counter()
         method.backward(loss(), lambda value: value)
         _wait(method)
-        spent = time.perf_counter() - began
+        seconds = time.perf_counter() - began
         method.zero_grad(set_to_none=True)
-        if spent > _WARM:
+        if seconds > _MOST_REPEATED:
             break
-    return spent
+    return seconds
 
 
 def _wait(method: Method) -> None:
