@@ -22,8 +22,8 @@ from tiny import shallow_mini, shallow_roles
 from typer.testing import CliRunner
 
 import dear
+from dear.calibration.calibration import Calibration, ModeCalibration
 from dear.calibration.reference import Reference
-from dear.calibration.scales import Calibration, ModeCalibration
 from dear.cli import build_app
 from dear.clip.checkpoint import save_hf
 from dear.clip.correction import Correction
@@ -124,7 +124,7 @@ def refusing_half(model: Model, files: list[str]) -> Calibration:
         middle, spread = float(values.quantile(0.5)), float(values.std())
         return tuple(np.linspace(middle - 0.1 * spread, middle + 2 * spread, 100).tolist())
 
-    near = around(model.scale.nearness(model.features(files, cached=False)))
+    near = around(model.calibrator.nearness(model.features(files, cached=False)))
     return Calibration(
         nearness=near,
         modes={
@@ -332,12 +332,12 @@ def refused_by_evaluate(run: Path, photos: Photos, backbone: str) -> list[bool]:
     model = Model.load(run, backbone)
     for cached in (True, True, False):  # the second time from the cache
         found = model.evaluate(open_data(photos.folder, "all"), scores=True, cached=cached)
-    return (found.scores[model.modes[0]] < model.scale.threshold(SHARE, model.modes[0]).value).tolist()
+    return (found.scores[model.modes[0]] < model.calibrator.threshold(SHARE, model.modes[0]).value).tolist()
 
 
 def refused_by_unknown(run: Path, photos: Photos, backbone: str) -> list[bool]:
     model = Model.load(run, backbone)
-    return (model.scores(photos.files) < model.scale.threshold(SHARE, model.modes[0]).value).tolist()
+    return (model.scores(photos.files) < model.calibrator.threshold(SHARE, model.modes[0]).value).tolist()
 
 
 def refused_by_classifier(run: Path, photos: Photos, backbone: str) -> list[bool]:

@@ -112,8 +112,8 @@ def test_the_order_of_images_and_classes_changes_nothing(
             again = other.run_.calibration.modes[mode]
             np.testing.assert_allclose(again.temperature, one.temperature, rtol=1e-3)
             np.testing.assert_allclose(again.new_temperature, one.new_temperature, rtol=1e-3)
-            assert other.run_.scale.threshold(0.2, mode).value == pytest.approx(
-                usual.run_.scale.threshold(0.2, mode).value, abs=1e-2
+            assert other.run_.calibrator.threshold(0.2, mode).value == pytest.approx(
+                usual.run_.calibrator.threshold(0.2, mode).value, abs=1e-2
             )
 
     check()

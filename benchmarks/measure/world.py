@@ -14,7 +14,7 @@ from dear.clip.factory import EMBEDDED
 from dear.clip.model import Clip
 from dear.data import few_shot
 from dear.data.world_images import WorldImages, world_task
-from dear.heads.collected import Collected, collect
+from dear.heads.collect import HeadContributions, collect_contributions
 from dear.heads.known_roles import known_roles
 from dear.images.views import normalize
 from dear.world import factors as W
@@ -30,19 +30,19 @@ def backbone(device: str = "cpu") -> Clip:
     return dear.load("mini", device=device)
 
 
-def rows(collected: Collected, places: Tensor) -> Collected:
+def rows(collected: HeadContributions, places: Tensor) -> HeadContributions:
     """Some images of what was collected."""
     return collected.subset(places)
 
 
 @lru_cache(maxsize=40)
-def seen(name: str, split: str, device: str = "cpu") -> Collected:
+def seen(name: str, split: str, device: str = "cpu") -> HeadContributions:
     """Contributions of all images of a split, one pass; test images know no correlation."""
     if split == "test" and "@" in name:
         return seen(name.partition("@")[0], split, device)
     roles = known_roles(backbone(device))
     assert roles is not None
-    return collect(backbone(device), world_task(name, split), roles.layers)
+    return collect_contributions(backbone(device), world_task(name, split), roles.layers)
 
 
 def draw_of(name: str, seed: int) -> tuple[WorldImages, Tensor]:

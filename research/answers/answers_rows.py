@@ -12,7 +12,7 @@ import torch
 from measure.script import markdown, read
 from torch import Tensor
 
-from dear.calibration.scales import (
+from dear.calibration.calibration import (
     ModeCalibration,
     apply_scales,
     class_scales,

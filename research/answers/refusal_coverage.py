@@ -31,8 +31,8 @@ from measure.script import add_options, names, numbers, parser_of, read, where
 from torch import Tensor
 
 import dear
+from dear.calibration.calibration import threshold
 from dear.calibration.reference import Reference
-from dear.calibration.scales import threshold
 from dear.data.duplicates import Duplicates, find_duplicates
 from dear.data.images import ImageSet
 from dear.methods import build_method
@@ -189,12 +189,12 @@ def draw(
     calibration = fit_calibration(held, [], method.open_classes, FOLDS)
     calibration = with_nearness(calibration, held, [], features, some.labels, method.classes)
     model = Model(method, calibration, reference=Reference.of(features, some.labels))
-    mode, scale = model.modes[0], model.scale
-    limit = scale.threshold(SHARE, mode)
+    mode, calibrator = model.modes[0], model.calibrator
+    limit = calibrator.threshold(SHARE, mode)
     rest = views.subset(others)
     logits = model.logits(images.subset(others.tolist()), frozen=rest.inference())[mode]
-    scaled = scale.calibrated(logits, mode)
-    scores = scale.score(scaled, scale.nearness(rest.features(None, range(len(others))).x), mode)
+    scaled = calibrator.calibrate(logits, mode)
+    scores = calibrator.score(scaled, calibrator.nearness(rest.features(None, range(len(others))).x), mode)
     low, high = limit.among(len(others))
     return {"refused": float((scores < limit.value).double().mean()), "low": low, "high": high, "far_p": ""}
 

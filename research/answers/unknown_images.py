@@ -20,7 +20,7 @@ from measure.script import arguments, where
 from torch import Tensor
 
 import dear
-from dear.calibration.scales import threshold
+from dear.calibration.calibration import threshold
 from dear.calibration.temperature import auroc
 from dear.data.images import ImageSet
 from dear.runs.feature_cache import FeatureCache
@@ -88,14 +88,14 @@ def spread(images: ImageSet) -> ImageSet:
 def scores(model: Model, images: ImageSet, features: Tensor) -> tuple[Tensor, Tensor]:
     """The score of each image, and its largest calibrated logit; frozen features [n, E] are known."""
     frozen = (features,) if model.method.cut == "feature" else None
-    mode, scale = model.modes[0], model.scale
-    scaled = scale.calibrated(model.logits(images, frozen=frozen)[mode], mode)
-    return scale.score(scaled, scale.nearness(features), mode), scaled.amax(dim=-1)
+    mode, calibrator = model.modes[0], model.calibrator
+    scaled = calibrator.calibrate(model.logits(images, frozen=frozen)[mode], mode)
+    return calibrator.score(scaled, calibrator.nearness(features), mode), scaled.amax(dim=-1)
 
 
 def measured(model: Model, known: Any, near: Any, far: Any) -> dict[str, Any]:
     """Shares and areas of scores and logits."""
-    limit = model.scale.threshold(SHARE, model.modes[0])
+    limit = model.calibrator.threshold(SHARE, model.modes[0])
     alone = threshold(model.calibration.modes[model.modes[0]].logits, SHARE) if model.calibration else limit
     low, high = limit.among(len(known[0]))
     refused = float((known[0] < limit.value).double().mean())

@@ -33,7 +33,7 @@ from dear.bench.protocols.held_out import domains_of, split_sources, splits_of
 from dear.data.images import ImageSet, select_domains
 from dear.data.open import open_data
 from dear.heads.ablate import AblationTask
-from dear.heads.collected import Collected, collect
+from dear.heads.collect import HeadContributions, collect_contributions
 from dear.utils.text import fill_template
 
 SHARPNESS = 10.0  # of the softmax over cosines with source centroids
@@ -56,7 +56,10 @@ def main() -> None:
         train, test = (open_data(name, split) for split in splits_of(name))
         texts = clip.encode_text([fill_template(train.template, word) for word in train.classes])
         texts = F.normalize(texts.float().cpu(), dim=-1)
-        images = {"train": collect(clip, train, last), "test": collect(clip, test, last)}
+        images = {
+            "train": collect_contributions(clip, train, last),
+            "test": collect_contributions(clip, test, last),
+        }
         for domain in domains_of(train):
             for seed in options.seeds:
                 rows = measure(images, (train, test), domain, seed, texts, options.heads)
@@ -65,7 +68,7 @@ def main() -> None:
 
 
 def measure(
-    images: dict[str, Collected],
+    images: dict[str, HeadContributions],
     sets: tuple[ImageSet, ImageSet],
     domain: str,
     seed: int,
@@ -111,9 +114,9 @@ def measure(
     return results
 
 
-def part(images: Collected, rows: Tensor) -> Collected:
+def part(images: HeadContributions, rows: Tensor) -> HeadContributions:
     """Some of the images."""
-    return Collected(
+    return HeadContributions(
         images.features[rows].float(), images.outputs[rows].float(), images.maps.float(), images.layers
     )
 

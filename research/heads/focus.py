@@ -34,7 +34,7 @@ from dear.clip.model import Clip
 from dear.data import open_data
 from dear.data.batches import pixels_for
 from dear.data.shots import few_shot
-from dear.heads.collected import Collected, collect
+from dear.heads.collect import HeadContributions, collect_contributions
 from dear.heads.focus import (
     FocusChoice,
     attribute_heads,
@@ -59,16 +59,16 @@ ROLE = {"scenes": "Location", "emblems": "Color", "textures": "Texture", "fauna"
 TASKS = ("scenes", "emblems", "textures", "fauna", "vehicles", "mixed")
 _VALUES = 12
 
-Split = tuple[Collected, Tensor]  #: contributions and labels
+Split = tuple[HeadContributions, Tensor]  #: contributions and labels
 
 
 def drawn_scenes(clip: Clip, layers: Sequence[int], number: int) -> Split:
     """Scenes of shapes, and the values of all their factors [n, F]."""
     scenes = world.sample(number, torch.Generator().manual_seed(7), kinds=(W.SHAPE,))
-    return collect(clip, batches(clip, scenes), layers), scenes.factors()
+    return collect_contributions(clip, batches(clip, scenes), layers), scenes.factors()
 
 
-def of_factor(images: Collected, factors: Tensor, column: int) -> tuple[Split, Split]:
+def of_factor(images: HeadContributions, factors: Tensor, column: int) -> tuple[Split, Split]:
     """The images that show one of the first twelve values of a factor: half to train on, half to test."""
     rows = ((factors[:, column] >= 0) & (factors[:, column] < _VALUES)).nonzero()[:, 0]
     halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
@@ -146,7 +146,7 @@ def splits(clip: Clip, data: str, layers: Sequence[int], each: int = 60) -> tupl
     """Training images of a dataset, and up to `each` test images per class."""
     sets = [open_data(data, split) for split in ("train", "test")]
     sets[1] = sets[1].subset(few(sets[1].labels, each, 0).tolist())
-    first, second = ((collect(clip, images, layers), images.labels) for images in sets)
+    first, second = ((collect_contributions(clip, images, layers), images.labels) for images in sets)
     return first, second
 
 

@@ -21,7 +21,7 @@ from measure.world import backbone, true_heads
 from torch import Tensor
 
 from dear import world
-from dear.heads.collected import Collected, collect
+from dear.heads.collect import HeadContributions, collect_contributions
 from dear.heads.focus import attribute_heads
 from dear.heads.known_roles import known_roles
 from dear.heads.names import Head
@@ -31,7 +31,7 @@ from dear.tasks.mini.measure import CONCEPT_FACTORS, batches
 DRAWS = 5
 
 
-def by(seen: Collected, heads: Sequence[Head], values: Tensor) -> float:
+def by(seen: HeadContributions, heads: Sequence[Head], values: Tensor) -> float:
     """Precision in the contributions of some heads."""
     return precision_at(head_space(seen, heads)[0], values)
 
@@ -42,7 +42,7 @@ def main() -> None:
     clip = backbone()
     roles = known_roles(clip)
     assert roles is not None
-    seen: dict[int, tuple[Collected, Tensor]] = {}
+    seen: dict[int, tuple[HeadContributions, Tensor]] = {}
     keys = [key for key, _ in roles]
     for concept, heads in attribute_heads(roles).items():
         if concept not in CONCEPT_FACTORS:
@@ -50,7 +50,7 @@ def main() -> None:
         column, kind = CONCEPT_FACTORS[concept]
         if kind not in seen:
             scenes = world.sample(args.images, torch.Generator().manual_seed(7), kinds=(kind,))
-            seen[kind] = collect(clip, batches(clip, scenes), roles.layers), scenes.factors()
+            seen[kind] = collect_contributions(clip, batches(clip, scenes), roles.layers), scenes.factors()
         images, factors = seen[kind]
         shown = factors[:, column] >= 0
         values = factors[shown, column]

@@ -16,7 +16,7 @@ from plants import PLANTS, plant
 import dear
 from dear.clip.model import Clip
 from dear.data.images import ImageSet
-from dear.heads.collected import Collected, collect
+from dear.heads.collect import HeadContributions, collect_contributions
 from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.shortcuts.edit_trials import (
@@ -79,11 +79,13 @@ def _figures(plain: np.ndarray, marked: np.ndarray, sets: Sets, way: str) -> dic
 
 
 @cache
-def _tested(clip: Clip, sets: Sets) -> tuple[Collected, Collected]:
+def _tested(clip: Clip, sets: Sets) -> tuple[HeadContributions, HeadContributions]:
     """Contributions of the clean training images and of the test images."""
     layers = clip.config.vision.last_third
     clean = listed(sets.images, sets.labels, sets.classes)
-    return collect(clip, clean, layers), collect(clip, listed(sets.test, sets.truth, sets.classes), layers)
+    return collect_contributions(clip, clean, layers), collect_contributions(
+        clip, listed(sets.test, sets.truth, sets.classes), layers
+    )
 
 
 def _probe_cell(clip: Clip, sets: Sets, name: str) -> dict[str, object]:
@@ -92,9 +94,11 @@ def _probe_cell(clip: Clip, sets: Sets, name: str) -> dict[str, object]:
     clean, tested = _tested(clip, sets)
     layers = clip.config.vision.last_third
     others = np.flatnonzero(sets.truth != 0)
-    planted = collect(clip, listed(_planted(sets, name), sets.truth[others], sets.classes), layers)
+    planted = collect_contributions(
+        clip, listed(_planted(sets, name), sets.truth[others], sets.classes), layers
+    )
 
-    def figures(way: str, learn: list[Collected], repair: Removal | None = None) -> dict[str, float]:
+    def figures(way: str, learn: list[HeadContributions], repair: Removal | None = None) -> dict[str, float]:
         rows = np.concatenate([unit_features(repair, each) for each in learn])
         answer = fit_classifier(rows, np.tile(sets.labels, len(learn)))
         return _figures(
@@ -103,7 +107,7 @@ def _probe_cell(clip: Clip, sets: Sets, name: str) -> dict[str, object]:
 
     result: dict[str, object] = {"found": "", "chosen": "", **figures("clean", [clean])}
     if found is None:
-        return result | figures("nothing", [collect(clip, images, layers)])
+        return result | figures("nothing", [collect_contributions(clip, images, layers)])
     copies = [EditedImages(images, found.kind), EditedImages(images, found.kind, found)]
     seen = edited_features(clip, images, copies)
     choice, kinds = choose_edit_removal(seen, (found.kind,)), (found.kind,)

@@ -12,7 +12,7 @@ from PIL import Image
 from dear.data import open_data
 from dear.data.images import ListedImages
 from dear.shortcuts.find import find_shortcuts
-from dear.shortcuts.properties import Measured, measure_properties
+from dear.shortcuts.properties import ImageMeasurements, measure_properties
 
 CLASSES, MOST = 10, 30
 LEARN, TEST = 16, 12
@@ -30,10 +30,10 @@ class Photos:
         self.classes = parts[0].classes
         first = measure_properties(parts[0])
         self.own = {one.class_name for one in find_shortcuts(first, parts[0].labels.tolist(), self.classes)}
-        self._first: Measured | None = first
+        self._first: ImageMeasurements | None = first
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> ImageMeasurements:
         """What was measured of all images, once."""
         if self._first is not None:
             self._measured = joined(self._first, measure_properties(self.parts[1]))
@@ -52,12 +52,12 @@ class Photos:
         return [rng.permutation(np.flatnonzero(self.labels == label))[:most].tolist() for label in chosen]
 
 
-def joined(*parts: Measured) -> Measured:
+def joined(*parts: ImageMeasurements) -> ImageMeasurements:
     """What was measured of several sets; facts of files are left out."""
     values, small, hashes = (
         np.concatenate([getattr(one, name) for one in parts]) for name in ("values", "small", "hashes")
     )
-    return Measured(values, small, hashes, (None,) * len(values))
+    return ImageMeasurements(values, small, hashes, (None,) * len(values))
 
 
 def listed(images: Sequence[Image.Image], labels: Sequence[int], names: Sequence[str]) -> ListedImages:

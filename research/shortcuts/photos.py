@@ -38,13 +38,15 @@ from PIL import Image
 from plants import PLANTS, plant
 
 from dear.shortcuts.find import Shortcut, find_shortcuts
-from dear.shortcuts.properties import Measured, measure_properties
+from dear.shortcuts.properties import ImageMeasurements, measure_properties
 from dear.tasks.speed import add_rows
 
 DRAWS, CLEAN = 5, 20
 
 
-def measured_with(photos: Photos, drawn: list[list[int]], planted: Sequence[Image.Image]) -> Measured:
+def measured_with(
+    photos: Photos, drawn: list[list[int]], planted: Sequence[Image.Image]
+) -> ImageMeasurements:
     """What was measured of a draw, the images of its first class replaced."""
     rest = photos.measured.subset([place for own in drawn[1:] for place in own])
     return joined(measure_properties(listed(planted, [0] * len(planted), ("marked",))), rest)

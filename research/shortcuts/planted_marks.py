@@ -26,7 +26,7 @@ import dear
 from dear.data.images import ImageSet, ListedImages
 from dear.data.shots import few_shot
 from dear.shortcuts.find import Shortcut, find_shortcuts
-from dear.shortcuts.properties import Measured, measure_properties
+from dear.shortcuts.properties import ImageMeasurements, measure_properties
 
 IMAGES, CLASSES = 30, 24  # images per class, and classes, at most
 Edit = Callable[[Image.Image, random.Random], Image.Image]
@@ -84,12 +84,12 @@ def saved(images: ImageSet, edit: Edit) -> ListedImages:
     return ListedImages(files, torch.zeros(len(files), dtype=torch.int64), ("image",))
 
 
-def replaced(clean: Measured, rows: np.ndarray, images: ListedImages) -> Measured:
+def replaced(clean: ImageMeasurements, rows: np.ndarray, images: ListedImages) -> ImageMeasurements:
     """What was measured, with some images exchanged."""
     marked = measure_properties(images)
     values, small, hashes = (np.array(part) for part in (clean.values, clean.small, clean.hashes))
     values[rows], small[rows], hashes[rows] = marked.values, marked.small, marked.hashes
-    return Measured(values, small, hashes, clean.files)
+    return ImageMeasurements(values, small, hashes, clean.files)
 
 
 # -- marks ---------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from torch import Tensor
 import dear
 from dear.data import open_data
 from dear.data.images import ImageSet, ListedImages
-from dear.heads.collected import Collected, collect
+from dear.heads.collect import HeadContributions, collect_contributions
 from dear.heads.concept_words import Concept, value_features
 from dear.heads.truth import explained_variance
 from dear.shortcuts.concept_trials import choose_concept_removal
@@ -78,7 +78,9 @@ def listed(items: list[tuple[Image.Image, int, str]], classes: tuple[str, ...]) 
 def easy_classes(clip: dear.Clip, source: str) -> tuple[str, ...]:
     """The classes that zero-shot tells best in their plain training images."""
     images = open_data(source, "train")
-    features = F.normalize(collect(clip, images, clip.config.vision.last_third[-1:]).features, dim=-1)
+    features = F.normalize(
+        collect_contributions(clip, images, clip.config.vision.last_third[-1:]).features, dim=-1
+    )
     texts = clip.encode_text([f"a photo of a {name}." for name in images.classes]).float()
     right = ((features @ F.normalize(texts, dim=-1).T).argmax(dim=1) == images.labels).double()
     share = {name: float(right[by_class(images, name)].mean()) for name in images.classes}
@@ -153,10 +155,10 @@ def domains(clip: dear.Clip, args: argparse.Namespace, seed: int) -> Sets:
     return Sets(learned, balanced, tested, listed(shown, values), None, "style")
 
 
-def ways(clip: dear.Clip, sets: Sets, seen: Collected) -> list[tuple[str, int, Removal, str]]:
+def ways(clip: dear.Clip, sets: Sets, seen: HeadContributions) -> list[tuple[str, int, Removal, str]]:
     """(way, draw, removal, chosen)."""
     layers, concept, shown = clip.config.vision.last_third, sets.concept, sets.examples
-    examples = collect(clip, shown, layers)
+    examples = collect_contributions(clip, shown, layers)
     words = tuple(name.replace("_", " ") for name in shown.classes)
     named = Concept(concept, words, ("{}", "a photo of {}.", f"a {{}} {concept}"))
     offers = {
@@ -165,7 +167,7 @@ def ways(clip: dear.Clip, sets: Sets, seen: Collected) -> list[tuple[str, int, R
         "leace": remove_examples(seen, examples.features, shown.labels, concept, leace=True),
     }
     if sets.bare is not None:
-        bare = collect(clip, sets.bare, layers[-1:]).features
+        bare = collect_contributions(clip, sets.bare, layers[-1:]).features
         offers["bare backgrounds"] = remove_examples(seen, bare, sets.bare.labels, concept)
     share = explained_variance(examples.outputs, examples.maps, shown.labels).flatten()
     count = len(share) // len(seen.layers)
@@ -206,7 +208,9 @@ def main() -> None:
     build = composites if args.task == "composites" else domains
     for seed in args.seeds:
         sets = build(clip, args, seed)
-        train, even, test = (collect(clip, part, layers) for part in (sets.train, sets.balanced, sets.test))
+        train, even, test = (
+            collect_contributions(clip, part, layers) for part in (sets.train, sets.balanced, sets.test)
+        )
         labels = sets.train.labels
         rows = [
             ("balanced", 0, "", measured(even.features, sets.balanced.labels, test.features, sets.test)),

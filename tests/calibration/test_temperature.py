@@ -10,7 +10,7 @@ import torch
 from scipy import optimize, stats
 from sklearn.metrics import roc_auc_score
 
-from dear.calibration.scales import (
+from dear.calibration.calibration import (
     Calibration,
     ModeCalibration,
     apply_scales,

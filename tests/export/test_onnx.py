@@ -14,8 +14,8 @@ from PIL import Image
 from tiny import images, mixed_roles, tiny_clip, token_ids
 
 import dear
+from dear.calibration.calibration import Calibration, ModeCalibration
 from dear.calibration.reference import Reference
-from dear.calibration.scales import Calibration, ModeCalibration
 from dear.data.images import ListedImages
 from dear.errors import DearError, InputError, UsageError
 from dear.heads.roles import RoleMap

@@ -6,7 +6,7 @@ from heads_oracles import tiny_clip
 
 from dear.errors import UsageError
 from dear.heads.ablate import AblationTask, layer_effects, random_heads, role_effects
-from dear.heads.collected import collect
+from dear.heads.collect import collect_contributions
 from dear.heads.contributions import decompose
 from dear.heads.role import Role
 from dear.heads.roles import RoleMap
@@ -14,7 +14,7 @@ from dear.heads.roles import RoleMap
 
 def test_ablation_is_the_feature_with_the_mean_in_place(clip, images):
     parts = decompose(clip, images)
-    kept = collect(clip, images, batch_size=5)
+    kept = collect_contributions(clip, images, batch_size=5)
     chosen = [(1, 0), (3, 2), (4, 1)]
     expected = parts.total().clone()
     for layer, head in chosen:
@@ -23,12 +23,12 @@ def test_ablation_is_the_feature_with_the_mean_in_place(clip, images):
     torch.testing.assert_close(kept.features + kept.change(chosen), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(kept.change([]), torch.zeros_like(expected))
     with pytest.raises(UsageError, match=r"\(3, 0\)"):
-        collect(clip, images, [4]).change([(3, 0)])
+        collect_contributions(clip, images, [4]).change([(3, 0)])
 
 
 def test_ablating_everything_but_the_rest_leaves_only_the_rest_varying(clip, images):
     parts = decompose(clip, images)
-    kept = collect(clip, images)
+    kept = collect_contributions(clip, images)
     every = [(layer, head) for layer in range(1, 5) for head in range(3)]
     varying = kept.features + kept.change(every)
     torch.testing.assert_close(
@@ -40,7 +40,7 @@ def planted(n=40):
     """A question that only head (4, 1) can answer: labels are the sign of its contribution along a class."""
     clip = tiny_clip(seed=3)
     pixels = torch.randn(n, 3, 32, 32, generator=torch.Generator().manual_seed(2))
-    kept = collect(clip, pixels)
+    kept = collect_contributions(clip, pixels)
     term = kept.outputs[:, 3, 1] @ kept.maps[3, 1]
     direction = torch.linalg.svd(term - term.mean(0))[2][0]
     labels = ((term - term.mean(0)) @ direction > 0).long()

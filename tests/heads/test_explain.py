@@ -4,12 +4,12 @@ import torch
 from heads_oracles import tiny_clip
 
 from dear.heads.activations import activating_images, attention_maps
-from dear.heads.collected import collect
+from dear.heads.collect import collect_contributions
 from dear.heads.contributions import decompose
 
 
 def test_order_is_that_of_the_projected_contributions(clip, images):
-    kept = collect(clip, images)
+    kept = collect_contributions(clip, images)
     text = torch.randn(20, generator=torch.Generator().manual_seed(8))
     found = activating_images(kept, (3, 1), text, "a phrase", top=3)
     terms = decompose(clip, images).heads[:, 2, 1]
@@ -21,7 +21,7 @@ def test_order_is_that_of_the_projected_contributions(clip, images):
 
 
 def test_principal_direction_and_few_images(images):
-    kept = collect(tiny_clip(), images[:5])
+    kept = collect_contributions(tiny_clip(), images[:5])
     found = activating_images(kept, (4, 0), top=4)
     assert found.phrase is None
     assert len(found.most) == len(found.least) == 2

@@ -12,7 +12,7 @@ from dear.clip.correction import Correction
 from dear.data.world_images import world_task
 from dear.errors import UsageError
 from dear.heads import decompose
-from dear.heads.collected import collect
+from dear.heads.collect import collect_contributions
 from dear.heads.concept_words import find_attribute
 from dear.heads.focus import (
     attribute_heads,
@@ -44,7 +44,7 @@ def test_one_run_gives_the_feature_and_what_the_heads_add(clip, pixels):
     stage = encode_with_focus(clip, pixels, HEADS)
     torch.testing.assert_close(stage.x, clip.encode_image(pixels), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(stage.focus, expected, atol=1e-5, rtol=1e-4)
-    contribution = collect(clip, pixels).contribution(HEADS)
+    contribution = collect_contributions(clip, pixels).contribution(HEADS)
     torch.testing.assert_close(contribution, stage.focus, atol=1e-5, rtol=1e-4)
     assert encode_with_focus(clip, pixels, ()).focus is None
 

@@ -15,7 +15,7 @@ from dear import world
 from dear.cli import build_app
 from dear.data.world_images import world_task
 from dear.errors import UsageError
-from dear.heads.collected import collect
+from dear.heads.collect import collect_contributions
 from dear.heads.contributions import decompose
 from dear.heads.focus import attribute_heads
 from dear.heads.known_roles import known_roles
@@ -32,7 +32,7 @@ def test_precision_on_the_worlds_truth_beside_random_heads() -> None:
     from dear.images.views import normalize
 
     pixels = normalize(world.render(scenes), clip.config.mean, clip.config.std)
-    seen = collect(clip, pixels, roles.layers)
+    seen = collect_contributions(clip, pixels, roles.layers)
     heads = attribute_heads(roles)["Location"]
     space, _ = head_space(seen, heads)
     own = precision_at(space, scenes.place)

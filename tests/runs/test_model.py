@@ -15,7 +15,7 @@ from tiny import Colors, tiny_clip
 from typer.testing import CliRunner
 
 import dear
-from dear.calibration.scales import Calibration, ModeCalibration
+from dear.calibration.calibration import Calibration, ModeCalibration
 from dear.cli import build_app
 from dear.data import open_data
 from dear.data.images import FileImages, ListedImages

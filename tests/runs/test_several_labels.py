@@ -14,13 +14,13 @@ from sklearn.metrics import average_precision_score, f1_score
 from sklearn.multiclass import OneVsRestClassifier
 
 import dear
-from dear.calibration.sets import best_thresholds, fit_sigmoids
+from dear.calibration.several_labels import best_thresholds, fit_sigmoids
 from dear.data.check import class_counts, describe_balance
 from dear.data.images import main_labels
 from dear.errors import DataError, DearError, InputError, UsageError
 from dear.methods.logistic import fit_logistic
 from dear.methods.tensors import unit
-from dear.runs.evaluate_sets import SetEvaluation, average_precision
+from dear.runs.evaluate_several_labels import SeveralLabelsEvaluation, average_precision
 from dear.runs.model import Model
 from dear.tasks.audit.held_out import HeldOutScores, without
 from dear.tasks.audit.page import audit_page
@@ -67,9 +67,9 @@ def run(tmp_path_factory: pytest.TempPathFactory, training: dear.ImageSet) -> Pa
 
 
 @pytest.fixture(scope="module")
-def evaluation(run: Path, testing: dear.ImageSet) -> SetEvaluation:
+def evaluation(run: Path, testing: dear.ImageSet) -> SeveralLabelsEvaluation:
     found = dear.evaluate(run, testing)
-    assert isinstance(found, SetEvaluation)
+    assert isinstance(found, SeveralLabelsEvaluation)
     assert len(repr(found)) < 200
     return found
 
@@ -92,7 +92,7 @@ def test_logistic_regressions_are_those_of_scikit_learn(training: dear.ImageSet)
     assert np.abs(ours - oracle.predict_proba(features.numpy())).max() < 5e-3
 
 
-def test_metrics_are_those_of_scikit_learn(evaluation: SetEvaluation) -> None:
+def test_metrics_are_those_of_scikit_learn(evaluation: SeveralLabelsEvaluation) -> None:
     truth, scores = evaluation.labels.numpy(), evaluation.confidence["default"].numpy()
     sets = evaluation.answers["default"].numpy()
     report = evaluation.report()
@@ -118,8 +118,8 @@ def test_learned_sets(method: str, training: dear.ImageSet, testing: dear.ImageS
     learn, test = (replace(some, classes=some.classes[7:] + some.classes[:7]) for some in (training, testing))
     model = dear.adapt(learn, method=method, check=False)
     frozen, learned = model.frozen().evaluate(test), model.evaluate(test)
-    assert isinstance(frozen, SetEvaluation)
-    assert isinstance(learned, SetEvaluation)
+    assert isinstance(frozen, SeveralLabelsEvaluation)
+    assert isinstance(learned, SeveralLabelsEvaluation)
     assert "micro_f1" not in frozen.report()  # ranks only
     assert frozen.mean_precision["default"] < 0.3
     assert learned.mean_precision["default"] > 0.85
@@ -152,7 +152,7 @@ def test_answers_are_sets(run: Path, tmp_path: Path, testing: dear.ImageSet) -> 
     images = testing.subset(range(12))
     model = Model.load(run)
     answers = model.answers(images, top=18)
-    limits = dict(zip(model.classes, model.scale.limits("default").tolist(), strict=True))
+    limits = dict(zip(model.classes, model.calibrator.label_thresholds("default").tolist(), strict=True))
     for answer in answers:
         assert answer.labels is not None
         assert set(answer.labels) == {name for name, value in answer.classes if value >= limits[name]}
@@ -230,8 +230,8 @@ def test_explanations_add_up_to_the_lead_over_the_threshold(
     run: Path, training: dear.ImageSet, testing: dear.ImageSet
 ) -> None:
     model, images = Model.load(run), testing.subset([0, 1])
-    scaled = model.scale.calibrated(model.logits(images)["default"], "default").double()
-    limits = model.scale.limits("default").double().logit()
+    scaled = model.calibrator.calibrate(model.logits(images)["default"], "default").double()
+    limits = model.calibrator.label_thresholds("default").double().logit()
     result = Explainer(model, training.subset(range(4))).explain(images)
     answered = [(one.image, label) for one in model.answers(images) for label in one.labels or ()]
     assert [(one.image, one.answer) for one in result] == answered

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from serving import image_bytes
 from tiny import tiny_clip
 
-from dear.calibration.scales import Calibration, ModeCalibration
+from dear.calibration.calibration import Calibration, ModeCalibration
 from dear.images.open import open_image
 from dear.runs.folder import write_calibration
 from dear.runs.model import Model

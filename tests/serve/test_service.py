@@ -21,7 +21,7 @@ from PIL import Image
 from serving import QUICK, RUNS, image_bytes, make_run
 from tiny import tiny_clip
 
-from dear.calibration.scales import Calibration
+from dear.calibration.calibration import Calibration
 from dear.errors import DearError
 from dear.runs.folder import load_run, write_calibration
 from dear.serve.app import make_app

@@ -11,7 +11,7 @@ from dear.clip.config import ClipConfig, TextConfig, VisionConfig
 from dear.clip.correction import Correction
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.heads.collected import Collected, collect
+from dear.heads.collect import HeadContributions, collect_contributions
 from dear.heads.contributions import decompose
 from dear.shortcuts.removal import combine, leace_map, remove_examples, remove_heads, remove_span
 
@@ -35,8 +35,8 @@ def pixels() -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def images(clip: Clip, pixels: Tensor) -> Collected:
-    return collect(clip, pixels)
+def images(clip: Clip, pixels: Tensor) -> HeadContributions:
+    return collect_contributions(clip, pixels)
 
 
 def _plain_span(features: np.ndarray, mean: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -55,7 +55,7 @@ def _plain_span(features: np.ndarray, mean: np.ndarray, rows: np.ndarray) -> np.
     return result
 
 
-def test_by_heads_is_the_formula(clip: Clip, pixels: Tensor, images: Collected) -> None:
+def test_by_heads_is_the_formula(clip: Clip, pixels: Tensor, images: HeadContributions) -> None:
     repair = remove_heads(images, HEADS, "Location")
     parts = decompose(clip, pixels)
     expected = parts.total().numpy().astype(np.float64)
@@ -66,7 +66,7 @@ def test_by_heads_is_the_formula(clip: Clip, pixels: Tensor, images: Collected) 
     assert repair.title == "Location by heads (3 heads)"
 
 
-def test_by_words_and_examples_are_the_formula(images: Collected) -> None:
+def test_by_words_and_examples_are_the_formula(images: HeadContributions) -> None:
     generator = torch.Generator().manual_seed(2)
     words = torch.randn(4, 12, generator=generator)
     features = images.features.numpy().astype(np.float64)
@@ -83,7 +83,7 @@ def test_by_words_and_examples_are_the_formula(images: Collected) -> None:
 
 @pytest.mark.parametrize("ways", ["heads", "words", "heads+words", "leace", "heads+leace", "words+leace"])
 def test_a_corrected_tower_gives_the_repaired_features(
-    clip: Clip, pixels: Tensor, images: Collected, ways: str
+    clip: Clip, pixels: Tensor, images: HeadContributions, ways: str
 ) -> None:
     generator = torch.Generator().manual_seed(4)
     words, examples = torch.randn(4, 12, generator=generator), torch.randn(30, 12, generator=generator)
@@ -115,13 +115,13 @@ def test_a_corrected_tower_gives_the_repaired_features(
         assert plain.fingerprint != clip.fingerprint
 
 
-def test_what_is_removed_is_gone(images: Collected) -> None:
+def test_what_is_removed_is_gone(images: HeadContributions) -> None:
     words = torch.randn(4, 12, generator=torch.Generator().manual_seed(5))
     repaired = remove_span(images, words, "Color").apply(images)
     along = (repaired - repaired.mean(0)) @ (words - words.mean(0)).T
     assert along.abs().max() < 1e-4 < (images.features @ (words - words.mean(0)).T).std()
     # Twice removed is once removed.
-    again = Collected(repaired, images.outputs, images.maps, images.layers)
+    again = HeadContributions(repaired, images.outputs, images.maps, images.layers)
     assert torch.allclose(remove_span(again, words, "Color").apply(again), repaired, atol=1e-5)
 
 
@@ -158,7 +158,7 @@ def test_leace_is_the_published_closed_form() -> None:
     assert (ours - fitter.eraser(features)).abs().max() < 1e-6
 
 
-def test_wrong_uses_are_refused(clip: Clip, images: Collected) -> None:
+def test_wrong_uses_are_refused(clip: Clip, images: HeadContributions) -> None:
     with pytest.raises(UsageError, match="'Emotion'"):
         remove_heads(images, (), "Emotion")
     with pytest.raises(UsageError, match=r"\(9, 0\)"):

@@ -16,7 +16,7 @@ from dear.shortcuts.edits import recompress, shade_corners
 from dear.shortcuts.files import FileFacts
 from dear.shortcuts.find import auc, find_shortcuts, limit_for, search_properties
 from dear.shortcuts.marks import place_of
-from dear.shortcuts.properties import Measured, measure_properties
+from dear.shortcuts.properties import ImageMeasurements, measure_properties
 from dear.shortcuts.without import Without
 
 
@@ -150,7 +150,7 @@ def test_facts_of_files_tell_a_class(photos: ListedImages) -> None:
     plain, other = FileFacts(0.5, "JPEG", "A 1", "aaaa", 90), FileFacts(0.5, "JPEG", "B 2", "aaaa", 90)
     files = tuple(other if label == 1 else plain for label in labels)
     (found,) = find_shortcuts(
-        Measured(measured.values, measured.small, measured.hashes, files), labels, photos.classes
+        ImageMeasurements(measured.values, measured.small, measured.hashes, files), labels, photos.classes
     )
     assert (found.class_name, found.name, found.kind) == ("bee", "camera", "")
     assert "B 2" in found.look

@@ -7,7 +7,7 @@ import torch
 
 import dear
 from dear.data import few_shot
-from dear.heads.collected import Collected
+from dear.heads.collect import HeadContributions
 from dear.runs.spec import Spec
 from dear.shortcuts.concept_trials import choose_concept_removal
 from dear.shortcuts.edit_trials import (
@@ -24,7 +24,7 @@ from dear.train.setup.prepare import prepare
 WIDTH, CLASSES, EACH = 16, 4, 16
 
 
-def images(shift: torch.Tensor, seed: int = 0) -> Collected:
+def images(shift: torch.Tensor, seed: int = 0) -> HeadContributions:
     """Features with a class direction each; one head of two layers of three adds `shift` [n, E]."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(CLASSES).repeat_interleave(EACH)
@@ -32,7 +32,7 @@ def images(shift: torch.Tensor, seed: int = 0) -> Collected:
     outputs = 0.05 * torch.randn(len(labels), 2, 3, WIDTH, generator=generator)
     outputs[:, 1, 2] += shift
     maps = torch.eye(WIDTH).expand(2, 3, WIDTH, WIDTH)
-    return Collected(own + outputs.sum((1, 2)), outputs, maps, (5, 6))
+    return HeadContributions(own + outputs.sum((1, 2)), outputs, maps, (5, 6))
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_the_head_that_carries_the_edit_is_found(planted: EditedFeatures) -> Non
 
 def test_without_a_class_that_stands_out_wrong_answers_count(planted: EditedFeatures) -> None:
     scrambled = images(torch.zeros(len(planted.labels), WIDTH), seed=3)
-    broken = Collected(
+    broken = HeadContributions(
         scrambled.features.flip(0), scrambled.outputs.flip(0), scrambled.maps, scrambled.layers
     )
     seen = EditedFeatures(images(torch.zeros(len(planted.labels), WIDTH)), (broken,), planted.labels, (-1,))
@@ -80,10 +80,10 @@ def test_without_a_class_that_stands_out_wrong_answers_count(planted: EditedFeat
 def test_a_class_that_only_the_property_tells_does_not_stop_its_removal(planted: EditedFeatures) -> None:
     """Its own held-out images have the property, too: right answers that rest on it are no reason."""
 
-    def alike(each: Collected) -> Collected:
+    def alike(each: HeadContributions) -> HeadContributions:
         features = each.features.clone()
         features[planted.labels == 0] += 2 * (torch.eye(WIDTH)[1] - torch.eye(WIDTH)[0])
-        return Collected(features, each.outputs, each.maps, each.layers)
+        return HeadContributions(features, each.outputs, each.maps, each.layers)
 
     seen = EditedFeatures(alike(planted.original), (alike(planted.copies[0]),), planted.labels, (0,))
     found = choose_edit_removal(seen, ("frame",))

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from studio_state import backbone, images, model, roles, state
 
-from dear.calibration.scales import Calibration, ModeCalibration
+from dear.calibration.calibration import Calibration, ModeCalibration
 from dear.data import open_data
 from dear.data.images import even_subset
 from dear.errors import DataError, DearError, InputError, RoleError, RunError, UsageError

@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 from tiny import Colors, mixed_roles, tiny_clip
 
+from dear.calibration.calibration import Calibration, threshold
 from dear.calibration.reference import PER_CLASS, draw_reference
-from dear.calibration.scales import Calibration, threshold
 from dear.classifier import Classifier
 from dear.errors import DataError, RunError, UsageError
 from dear.runs.folder import load_run
@@ -109,10 +109,10 @@ def test_new_and_trained_classes_stand_on_one_scale(run: Path) -> None:
     both = model.with_classes(["purple", "orange"], add=True)
     assert both.trained == (True,) * 4 + (False,) * 2
     own = model.calibration.modes[model.modes[0]]
-    scale, shift = both.scale.factors(both.modes[0])
+    scale, shift = both.calibrator.scales(both.modes[0])
     np.testing.assert_allclose(scale.numpy(), 1 / own.temperature, rtol=1e-6)
     assert shift.tolist() == [0.0] * 6
-    alone, _ = model.with_classes(["purple", "orange"]).scale.factors(model.modes[0])
+    alone, _ = model.with_classes(["purple", "orange"]).calibrator.scales(model.modes[0])
     np.testing.assert_allclose(alone.numpy(), 1 / own.new_temperature, rtol=1e-6)
 
 

@@ -15,7 +15,7 @@ import dear
 from dear.clip.model import Clip
 from dear.data import few_shot, open_data
 from dear.errors import UsageError
-from dear.heads.collected import Collected, collect
+from dear.heads.collect import HeadContributions, collect_contributions
 from dear.heads.concept_words import find_concept, known_concepts, readable_words, value_features
 from dear.heads.known_roles import known_roles
 from dear.shortcuts.concept_trials import choose_concept_removal, exchange
@@ -41,12 +41,12 @@ _values = cache(value_features)  # several tests look at the same concepts, and 
 
 
 @cache
-def _shots(mini: Clip, name: str, seed: int = 1) -> tuple[Collected, torch.Tensor, torch.Tensor]:
+def _shots(mini: Clip, name: str, seed: int = 1) -> tuple[HeadContributions, torch.Tensor, torch.Tensor]:
     images = few_shot(open_data(name, "train"), 16, seed)
     roles = known_roles(mini)
     assert roles is not None
     texts = mini.encode_text([images.template.replace("{}", name) for name in images.classes])
-    return collect(mini, images, roles.layers), images.labels, texts
+    return collect_contributions(mini, images, roles.layers), images.labels, texts
 
 
 def test_mutual_information_is_plain_counting() -> None:

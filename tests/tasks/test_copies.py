@@ -86,7 +86,7 @@ def test_figures_are_true_with_and_without_copies(
         evaluation = model.evaluate(fresh, scores=True)
         truth, scores = evaluation.accuracy["default"], evaluation.scores["default"]
         held = held_out_accuracy(model.method, open_data(folder, "test"))
-        limit = model.scale.threshold(0.05, "default")
+        limit = model.calibrator.threshold(0.05, "default")
         low, high = limit.among(len(fresh))
         (candidate,) = choose(folder, methods=("linear-probe",)).candidates
         names = ["x"] * len(fresh)
@@ -245,7 +245,7 @@ def test_confidence_rejection_and_drift_hold_on_other_images(shuffled: Shuffled)
     model, fresh = shuffled.model, shuffled.fresh
     scores = model.evaluate(fresh, scores=True)
     assert float(scores.confidence["default"].mean()) < CHANCE + 0.2
-    limit = model.scale.threshold(0.05, "default")
+    limit = model.calibrator.threshold(0.05, "default")
     refused = float((scores.scores["default"] < limit.value).double().mean())
     assert refused <= limit.among(len(fresh))[1]
     names = ["x"] * len(fresh)

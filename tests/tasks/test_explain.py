@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import dear
-from dear.calibration.scales import Calibration, ModeCalibration
+from dear.calibration.calibration import Calibration, ModeCalibration
 from dear.cli import build_app
 from dear.clip import Clip
 from dear.clip.correction import Correction
@@ -92,11 +92,11 @@ def test_maps_and_heads_are_parts_of_the_bars(explainer, explained) -> None:
 def test_without_a_role_is_the_answer_of_the_features_with_its_heads_at_their_mean(
     explainer, explained, clip, train, test
 ) -> None:
-    from dear.heads.collected import collect
+    from dear.heads.collect import collect_contributions
 
     heads = known_roles(clip).select(concept="Location")
-    mean = collect(clip, train).outputs.mean(0)
-    images = collect(clip, test)
+    mean = collect_contributions(clip, train).outputs.mean(0)
+    images = collect_contributions(clip, test)
     features = images.features + images.change(heads, mean)
     texts = explainer.method.prompts.frozen
     logits = clip.logit_scale * torch.nn.functional.normalize(features, dim=-1) @ texts.T
@@ -109,10 +109,10 @@ def test_without_a_role_is_the_answer_of_the_features_with_its_heads_at_their_me
 
 def test_without_a_concept_its_words_say_nothing(explainer, explained, clip, train, test) -> None:
     """A removal by heads and words, as `dear repair` would apply it."""
-    from dear.heads.collected import collect
+    from dear.heads.collect import collect_contributions
     from dear.shortcuts.removal import combine, remove_heads, remove_span
 
-    seen_images = collect(clip, train)
+    seen_images = collect_contributions(clip, train)
     heads = known_roles(clip).select(concept="Location")
     span = remove_span(seen_images, value_features(clip, known_concepts()["Location"])[1], "Location")
     both = combine(remove_heads(seen_images, heads, "Location"), span)
@@ -152,7 +152,9 @@ def test_calibration_and_a_probes_bias_are_parts(clip, train, test) -> None:
     model = Model(probe, Calibration(modes={"default": own}))
     found = Explainer(model).explain(test.subset([0, 1]))
     for row, one in enumerate(found):
-        scaled = model.scale.calibrated(model.logits(test.subset([row]))["default"], "default")[0].double()
+        scaled = model.calibrator.calibrate(model.logits(test.subset([row]))["default"], "default")[
+            0
+        ].double()
         pair = [NAMES.index(one.answer), NAMES.index(one.other)]
         assert sum(bar.answer for bar in one.bars) == pytest.approx(
             float(scaled[pair[0]] - scaled.mean()), abs=1e-4

@@ -12,7 +12,7 @@ from markupsafe import escape
 from msgspec import structs
 from tiny import Colors, mixed_roles, tiny_clip
 
-from dear.calibration.scales import Calibration, ModeCalibration
+from dear.calibration.calibration import Calibration, ModeCalibration
 from dear.data.images import ListedImages
 from dear.methods import METHODS
 from dear.runs.model import Model
@@ -33,7 +33,7 @@ def test_what_the_page_shows_adds_up_to_the_lead_in_calibrated_logits(name: str)
     model, images = calibrated_model(name), Colors(each=1, seed=5).subset([0, 1])
     explainer = Explainer(model, Colors(each=1), mixed_roles())
     mode = model.pick_mode(None)
-    logits = model.scale.calibrated(model.logits(images)[mode], mode).double()
+    logits = model.calibrator.calibrate(model.logits(images)[mode], mode).double()
     result = explainer.explain(images)
     for row, one in enumerate(result):
         pair = [NAMES.index(one.answer), NAMES.index(one.other)]

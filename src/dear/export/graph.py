@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dear.calibration.calibration import apply_scales
+from dear.calibration.calibrator import Calibrator
 from dear.calibration.reference import NEIGHBORS
-from dear.calibration.scale import Scale
-from dear.calibration.scales import apply_scales
 from dear.clip.model import Clip
 from dear.clip.sharing import map_tensors, replace
 from dear.clip.towers import TextTower, VisionTower
@@ -84,13 +84,13 @@ class Scores(nn.Module):
         self.visual = self.method.clip.visual  # registered here: a method does not register its backbone
         self.names: tuple[str, ...] = ("scores", *method.modes[1:])
         # Calibrated: a runtime's softmax of the scores says how sure the answer is.
-        self.scale = model.scale
-        self.scales = [self.scale.factors(mode) for mode in model.modes]  # [2 or 3, C] each, or None
-        self.held_out = _held_out(self.scale, model.modes)
+        self.calibrator = model.calibrator
+        self.scales = [self.calibrator.scales(mode) for mode in model.modes]  # [2 or 3, C] each, or None
+        self.held_out = _held_out(self.calibrator, model.modes)
         self.reference: Tensor | None = None  # [n, E], unit features of training images
         if self.held_out:
             self.names += ("known", *(f"known_{mode}" for mode in method.modes[1:]))
-            if self.scale.needs_nearness and model.reference is not None:
+            if self.calibrator.needs_nearness and model.reference is not None:
                 self.reference = model.reference.unit
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
@@ -106,23 +106,25 @@ class Scores(nn.Module):
             cosines = F.normalize(stage.feature[..., :width].float(), dim=-1) @ self.reference.T
             nearness = cosines.topk(count, dim=-1).values.mean(dim=-1)
         scaled = [
-            answers[mode] if factors is None else apply_scales(answers[mode], factors)
-            for mode, factors in zip(method.modes, self.scales, strict=True)
+            answers[mode] if scales is None else apply_scales(answers[mode], scales)
+            for mode, scales in zip(method.modes, self.scales, strict=True)
         ]
         if not self.held_out:
             return tuple(scaled)
-        known = [self.scale.score(z, nearness, mode) for mode, z in zip(method.modes, scaled, strict=True)]
-        return (*scaled, *known)
+        scores = [
+            self.calibrator.score(z, nearness, mode) for mode, z in zip(method.modes, scaled, strict=True)
+        ]
+        return (*scaled, *scores)
 
 
-def _held_out(scale: Scale, modes: tuple[str, ...]) -> dict[str, list[float]]:
+def _held_out(calibrator: Calibrator, modes: tuple[str, ...]) -> dict[str, list[float]]:
     """Sorted scores of held-out images by mode; empty where the run cannot answer "none of these"."""
-    calibration = scale.calibration
-    if calibration is None or scale.several or not any(scale.trained):
+    calibration = calibrator.calibration
+    if calibration is None or calibrator.several or not any(calibrator.trained):
         return {}
     if any(mode not in calibration.modes or not calibration.modes[mode].logits for mode in modes):
         return {}
-    return {mode: sorted(calibration.held_out(mode, scale.needs_nearness)) for mode in modes}
+    return {mode: sorted(calibration.held_out(mode, calibrator.needs_nearness)) for mode in modes}
 
 
 class Features(nn.Module):

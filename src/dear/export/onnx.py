@@ -198,7 +198,9 @@ def metadata(
             values["held_out"] = graph.held_out
         if method.several and model is not None:
             values["task"] = "several labels"
-            values["thresholds"] = {mode: model.scale.limits(mode).tolist() for mode in method.modes}
+            values["thresholds"] = {
+                mode: model.calibrator.label_thresholds(mode).tolist() for mode in method.modes
+            }
     elif graph.attributes:
         values["attributes"] = list(graph.attributes)
     return {

@@ -1,7 +1,7 @@
 """Analysis of attention heads: contributions, phrases, concepts and roles."""
 
 from dear.heads.ablate import AblationTask, layer_effects, role_effects, task
-from dear.heads.collected import Collected, collect
+from dear.heads.collect import HeadContributions, collect_contributions
 from dear.heads.concepts import Concepts, cluster_concepts, fixed_concepts, tagged_concepts
 from dear.heads.contributions import Contributions, decompose, head_maps, head_outputs
 from dear.heads.corpus import Corpus, Phrase, load_corpus
@@ -13,9 +13,34 @@ from dear.heads.rules import concept_entropy, concept_shares, dominant, quantile
 from dear.heads.textspan import Spans, textspan, textspan_moments
 
 __all__ = [
-    "AblationTask", "Collected", "Concepts", "Contributions", "Corpus", "Moments", "Phrase", "Role",
-    "RoleMap", "Spans", "cluster_concepts", "collect", "concept_entropy", "concept_shares",
-    "decompose", "discover_roles", "dominant", "fixed_concepts", "head_maps", "head_outputs",
-    "layer_effects", "load_corpus", "moments", "quantile", "reassign_roles", "role_effects",
-    "tagged_concepts", "task", "textspan", "textspan_moments",
+    "AblationTask",
+    "Concepts",
+    "Contributions",
+    "Corpus",
+    "HeadContributions",
+    "Moments",
+    "Phrase",
+    "Role",
+    "RoleMap",
+    "Spans",
+    "cluster_concepts",
+    "collect_contributions",
+    "concept_entropy",
+    "concept_shares",
+    "decompose",
+    "discover_roles",
+    "dominant",
+    "fixed_concepts",
+    "head_maps",
+    "head_outputs",
+    "layer_effects",
+    "load_corpus",
+    "moments",
+    "quantile",
+    "reassign_roles",
+    "role_effects",
+    "tagged_concepts",
+    "task",
+    "textspan",
+    "textspan_moments",
 ]  # fmt: skip

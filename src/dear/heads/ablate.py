@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dear.clip.model import Clip
 from dear.data.batches import Pixels
-from dear.heads.collected import Collected, collect
+from dear.heads.collect import HeadContributions, collect_contributions
 from dear.heads.names import KINDS, Head
 from dear.heads.roles import RoleMap
 from dear.utils.text import fill_template
@@ -27,7 +27,7 @@ from dear.utils.text import fill_template
 class AblationTask:
     """A zero-shot classification task: collected images, their labels [n] and class features [C, E]."""
 
-    images: Collected
+    images: HeadContributions
     labels: Tensor
     classes: Tensor
 
@@ -55,7 +55,7 @@ def task(
 ) -> AblationTask:
     """Collect a labeled image set for ablations of zero-shot accuracy."""
     words = clip.encode_text([fill_template(template, name) for name in classes]).float().cpu()
-    return AblationTask(collect(clip, images, layers, batch_size), labels.cpu(), words)
+    return AblationTask(collect_contributions(clip, images, layers, batch_size), labels.cpu(), words)
 
 
 def layer_effects(task: AblationTask) -> list[dict[str, float]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from dear.clip.edit import Record
 from dear.clip.model import Clip
 from dear.errors import UsageError
-from dear.heads.collected import Collected
+from dear.heads.collect import HeadContributions
 from dear.heads.contributions import block_of, head_maps
 from dear.heads.names import Head
 
@@ -27,7 +27,7 @@ class ActivatingImages:
 
 
 def activating_images(
-    images: Collected, key: Head, text: Tensor | None = None, phrase: str | None = None, top: int = 4
+    images: HeadContributions, key: Head, text: Tensor | None = None, phrase: str | None = None, top: int = 4
 ) -> ActivatingImages:
     """Find the `top` collected images that activate a head most and least.
 

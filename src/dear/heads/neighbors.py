@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.heads.collected import Collected
+from dear.heads.collect import HeadContributions
 from dear.heads.contributions import head_maps
 from dear.heads.focus import attribute_heads, centered_unit
 from dear.heads.names import Head
@@ -25,7 +25,7 @@ ALIKE = 0.75  #: share of common results from which on two attributes retrieve t
 
 
 def head_space(
-    images: Collected, heads: Iterable[Head], center: Tensor | None = None
+    images: HeadContributions, heads: Iterable[Head], center: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Unit rows [n, heads · E] of centered contributions, and the center (their mean by default)."""
     return centered_unit(torch.cat([images.contribution([key]) for key in heads], dim=1), center)

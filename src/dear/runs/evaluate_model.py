@@ -11,7 +11,7 @@ from dear.data.images import ImageSet, group_names, require_one_label, targets_o
 from dear.errors import DataError, UsageError
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.evaluate import Evaluation
-from dear.runs.evaluate_sets import SetEvaluation
+from dear.runs.evaluate_several_labels import SeveralLabelsEvaluation
 from dear.runs.tree import tree_figures
 from dear.utils.progress import Progress
 
@@ -33,20 +33,20 @@ def evaluate(
         return _evaluate_sets(model, images, unreadable, cached, progress)
     require_one_label(images, f"a {model.method.title} run with one label per image")
     model, labels = model.for_labels(images)
-    scale, tree = model.scale, model.tree
+    calibrator, tree = model.calibrator, model.tree
 
     def best(logits: Logits, near: Tensor | None) -> dict[str, tuple[Tensor, Tensor, Tensor, Tensor]]:
         answers = {}
         for mode, part in logits.items():
-            scaled = scale.calibrated(part, mode)
+            scaled = calibrator.calibrate(part, mode)
             probabilities = scaled.softmax(dim=-1)
             top = probabilities.max(dim=-1)
-            score = scale.score(scaled, near, mode) if scores else top.values
+            score = calibrator.score(scaled, near, mode) if scores else top.values
             for_tree = top.values if tree is None else probabilities
             answers[mode] = (top.indices, top.values, score, for_tree)
         return answers
 
-    needs_nearness = scores and scale.needs_nearness
+    needs_nearness = scores and calibrator.needs_nearness
     parts, problems = model.map_logits(
         images, best, unreadable, cached, progress=progress, nearness=needs_nearness
     )
@@ -74,7 +74,7 @@ def evaluate(
 
 def _evaluate_sets(
     model: Model, images: ImageSet, unreadable: str, cached: bool, progress: Progress | None
-) -> SetEvaluation:
+) -> SeveralLabelsEvaluation:
     """`evaluate` of a model with several labels per image; labels of one class each are sets of one."""
     targets = targets_of(images)
     if targets is None:
@@ -88,23 +88,23 @@ def _evaluate_sets(
             model = model.with_method(model.method.with_classes(images.classes))
     truth = torch.zeros(len(images), len(model.classes), dtype=torch.bool)
     truth[:, columns] = targets.cpu()
-    scale = model.scale
+    calibrator = model.calibrator
 
     def of_batch(logits: Logits, _: Tensor | None) -> Logits:
-        return {mode: scale.calibrated(part, mode) for mode, part in logits.items()}
+        return {mode: calibrator.calibrate(part, mode) for mode, part in logits.items()}
 
     parts, problems = model.map_logits(images, of_batch, unreadable, cached, progress=progress)
     keep = [row for row in range(len(images)) if row not in problems]
     scaled = {mode: torch.cat([part[mode] for part in parts])[keep] for mode in model.modes}
     limits = None
     if model.calibration is not None:
-        limits = {mode: scale.limits(mode) for mode in model.modes}
-    return SetEvaluation(
+        limits = {mode: calibrator.label_thresholds(mode) for mode in model.modes}
+    return SeveralLabelsEvaluation(
         model.classes,
         truth[keep],
-        {mode: part if limits is None else scale.probabilities(part) >= limits[mode]
+        {mode: part if limits is None else calibrator.probabilities(part) >= limits[mode]
          for mode, part in scaled.items()},
-        {mode: scale.probabilities(part) for mode, part in scaled.items()} if limits else scaled,
+        {mode: calibrator.probabilities(part) for mode, part in scaled.items()} if limits else scaled,
         unreadable=tuple(problems[index] for index in sorted(problems)),
         calibrated=limits is not None,
     )  # fmt: skip

@@ -21,8 +21,8 @@ import filelock
 import msgspec
 import torch
 
+from dear.calibration.calibration import Calibration
 from dear.calibration.reference import REFERENCE, Reference
-from dear.calibration.scales import Calibration
 from dear.clip.correction import Correction
 from dear.clip.factory import list_backbones, load
 from dear.clip.identity import recall, remember

@@ -19,9 +19,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from dear.calibration.calibration import Calibration
+from dear.calibration.calibrator import Calibrator
 from dear.calibration.reference import Reference
-from dear.calibration.scale import Scale
-from dear.calibration.scales import Calibration
 from dear.clip.factory import pick_device
 from dear.clip.model import Clip
 from dear.data.batches import GPU_BATCH, Images, image_set, name_of, over_batches, pixels_for
@@ -243,10 +243,10 @@ class Model:
         return self.method.in_precision(self.precision)
 
     @property
-    def scale(self) -> Scale:
+    def calibrator(self) -> Calibrator:
         """The calibration for its classes: logits to probabilities, and the rejection of images."""
         method = self.method
-        return Scale(
+        return Calibrator(
             self.calibration,
             self.reference,
             self.classes,
@@ -364,7 +364,7 @@ class Model:
         Logits are [b, C] on the CPU; those of unreadable images have no meaning. With `nearness`, and if the
         model has a reference, the second argument is the nearness [b] to the training images, else None.
         """
-        cache, method, scale = FeatureCache() if cached else None, self.bound, self.scale
+        cache, method, calibrator = FeatureCache() if cached else None, self.bound, self.calibrator
 
         def compute(source: ImageSet, rows: list[int]) -> Result:
             features = None
@@ -381,7 +381,7 @@ class Model:
             else:
                 stage = method.inference_stage(pixels_for(method.clip, source, rows), method.clip)
                 scores, features = method.logits_from_frozen(stage), stage.feature
-            near = scale.nearness(features) if nearness and features is not None else None
+            near = calibrator.nearness(features) if nearness and features is not None else None
             logits = {mode: part.float().cpu() for mode, part in scores.items()}
             for mode, part in logits.items():
                 broken = (~part.isfinite().all(dim=-1)).nonzero()[:, 0].tolist()
@@ -404,12 +404,12 @@ class Model:
 
     def scores(self, images: Images, mode: str | None = None, *, progress: Progress | None = None) -> Tensor:
         """The score [n] of each image that `threshold` is compared with."""
-        mode, scale = self.pick_mode(mode), self.scale
+        mode, calibrator = self.pick_mode(mode), self.calibrator
         parts, _ = self.map_logits(
             images,
-            lambda logits, near: scale.score(scale.calibrated(logits[mode], mode), near, mode),
+            lambda logits, near: calibrator.score(calibrator.calibrate(logits[mode], mode), near, mode),
             progress=progress,
-            nearness=scale.needs_nearness,
+            nearness=calibrator.needs_nearness,
         )
         return torch.cat([torch.empty(0), *parts])
 
@@ -423,10 +423,10 @@ class Model:
     ) -> Tensor:
         """Probabilities [n, C] on the CPU, calibrated where the model is; rows of skipped images are NaN."""
         mode = self.pick_mode(mode)
-        scaled = self.scale.calibrated(
+        scaled = self.calibrator.calibrate(
             self.logits(images, unreadable=unreadable, progress=progress)[mode], mode
         )
-        return self.scale.probabilities(scaled)
+        return self.calibrator.probabilities(scaled)
 
     def answers(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear.calibration.scales import apply_scales
+from dear.calibration.calibration import apply_scales
 from dear.errors import UsageError
 from dear.runs.answer import Answer
 from dear.runs.tree import REJECTED, check_certain
@@ -42,39 +42,39 @@ class Ranking:
         if top < 1:
             raise UsageError(f"top must be at least 1, got {top}")
         self.mode = mode = model.pick_mode(mode)
-        self._scale, self._tree, self._classes = model.scale, model.tree, model.classes
+        self._calibrator, self._tree, self._classes = model.calibrator, model.tree, model.classes
         self._top = min(top, len(model.classes))
-        tree, scale = self._tree, self._scale
+        tree, calibrator = self._tree, self._calibrator
         self._certain = check_certain(certain, tree)
-        self._factors = scale.factors(mode)
-        self._labels_from = scale.limits(mode) if scale.several else None
+        self._scales = calibrator.scales(mode)
+        self._label_thresholds = calibrator.label_thresholds(mode) if calibrator.several else None
         self._rejects = reject is not None
         self._threshold = self._none_below = float("-inf")
         if reject is not None:
-            self._threshold = self._none_below = scale.threshold(reject, mode).value
+            self._threshold = self._none_below = calibrator.threshold(reject, mode).value
             if tree is not None:
-                self._none_below = scale.threshold(reject * REJECTED, mode).value
+                self._none_below = calibrator.threshold(reject * REJECTED, mode).value
         #: whether answers depend on how near images are to the training images
-        self.needs_nearness = reject is not None and scale.needs_nearness
+        self.needs_nearness = reject is not None and calibrator.needs_nearness
 
     def nearness(self, features: Tensor) -> Tensor:
         """How near frozen features [b, W] are to the training images, [b]."""
-        return self._scale.nearness(features)
+        return self._calibrator.nearness(features)
 
     def answers(self, logits: Tensor, near: Tensor | None = None) -> list[Answer]:
         """Answers without image names for uncalibrated logits [b, C] and nearness [b], on the CPU."""
-        scaled = logits if self._factors is None else apply_scales(logits, self._factors.to(logits))
-        probabilities = self._scale.probabilities(scaled)
+        scaled = logits if self._scales is None else apply_scales(logits, self._scales.to(logits))
+        probabilities = self._calibrator.probabilities(scaled)
         best = probabilities.topk(self._top, dim=-1)
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         classes = [tuple(zip(map(self._classes.__getitem__, n), p, strict=True)) for n, p in rows]
-        if self._labels_from is not None:
-            assigned = (probabilities >= self._labels_from).tolist()
+        if self._label_thresholds is not None:
+            assigned = (probabilities >= self._label_thresholds).tolist()
             named = [tuple(compress(self._classes, row)) for row in assigned]
             return [
                 Answer("", likeliest, labels=labels) for likeliest, labels in zip(classes, named, strict=True)
             ]
-        score = self._scale.score(scaled, near, self.mode) if self._rejects else None
+        score = self._calibrator.score(scaled, near, self.mode) if self._rejects else None
         low = None if score is None else score < self._threshold
         nodes: list[tuple[str, float] | None] = [None] * len(classes)
         if self._tree is not None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dear.data.folds import IntArray, feature_folds
 from dear.errors import UsageError
-from dear.heads.collected import Collected
+from dear.heads.collect import HeadContributions
 from dear.shortcuts.removal import Removal, combine
 from dear.shortcuts.trials import FOLDS, fit_classifier, simplest, unit_features
 
@@ -55,7 +55,7 @@ class ConceptChoice:
         return self.before - self.after > MAX_ACCURACY_LOSS
 
 
-def exchange(images: Collected, removal: Removal, partner: Tensor) -> Collected:
+def exchange(images: HeadContributions, removal: Removal, partner: Tensor) -> HeadContributions:
     """Images whose part of the feature that `removal` removes is replaced by that of image `partner[i]`."""
     remaining = removal.apply(images)  # [n, E]
     outputs = images.outputs
@@ -65,11 +65,11 @@ def exchange(images: Collected, removal: Removal, partner: Tensor) -> Collected:
             row = images.layers.index(layer)
             outputs[:, row, head] = images.outputs[partner, row, head]
     features = remaining + (images.features - remaining)[partner]
-    return Collected(features, outputs, images.maps, images.layers)
+    return HeadContributions(features, outputs, images.maps, images.layers)
 
 
 def choose_concept_removal(
-    images: Collected,
+    images: HeadContributions,
     labels: Tensor,
     ways: Mapping[str, Removal],
     heads_first: bool = False,
@@ -122,7 +122,11 @@ def _partners(labels: Tensor) -> Tensor:
 
 
 def _accuracies(
-    removal: Removal, images: Collected, views: Sequence[Collected], labels: Tensor, fold: IntArray
+    removal: Removal,
+    images: HeadContributions,
+    views: Sequence[HeadContributions],
+    labels: Tensor,
+    fold: IntArray,
 ) -> list[float]:
     """Cross-validated accuracy of a linear classifier on remaining features, tested on each of `views`."""
     train_rows, *test_rows = (unit_features(removal, view) for view in (images, *views))  # [n, E] each

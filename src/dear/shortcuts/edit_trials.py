@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dear.data.folds import IntArray, feature_folds
-from dear.heads.collected import Collected
+from dear.heads.collect import HeadContributions
 from dear.heads.names import Head
 from dear.shortcuts.directions import edit_directions, random_directions
 from dear.shortcuts.removal import Removal, remove_heads
@@ -50,8 +50,8 @@ class Trial:
 class EditedFeatures:
     """Features of n training images and of their edited copies."""
 
-    original: Collected
-    copies: tuple[Collected, ...]
+    original: HeadContributions
+    copies: tuple[HeadContributions, ...]
     labels: Tensor
     #: for each copy, the class whose property was transferred to it; -1: it was edited at random
     toward: tuple[int, ...]

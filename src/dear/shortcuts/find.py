@@ -17,7 +17,14 @@ from scipy.stats import rankdata
 from dear.errors import UsageError
 from dear.heads.corpus.build import article
 from dear.shortcuts.marks import Mark, Mask, common_patch, fixed_marks
-from dear.shortcuts.properties import CORNERS, PROPERTIES, Floats, Measured, Property, property_column
+from dear.shortcuts.properties import (
+    CORNERS,
+    PROPERTIES,
+    Floats,
+    ImageMeasurements,
+    Property,
+    property_column,
+)
 
 LIMIT = 0.95  #: minimum score of a finding
 ENOUGH = 16  #: images per class; with fewer, high scores occur by chance, so the limit is higher
@@ -105,14 +112,14 @@ class Search:
 
 
 def find_shortcuts(
-    measured: Measured, labels: Sequence[int], classes: Sequence[str], limit: float = LIMIT
+    measured: ImageMeasurements, labels: Sequence[int], classes: Sequence[str], limit: float = LIMIT
 ) -> tuple[Shortcut, ...]:
     """The `shortcuts` of a `search_properties`."""
     return search_properties(measured, labels, classes, limit).shortcuts
 
 
 def search_properties(
-    measured: Measured, labels: Sequence[int], classes: Sequence[str], limit: float = LIMIT
+    measured: ImageMeasurements, labels: Sequence[int], classes: Sequence[str], limit: float = LIMIT
 ) -> Search:
     """Score every property of every class against all other images.
 
@@ -178,7 +185,7 @@ def _area(ranks: Floats, members: Mask) -> float:
     return (float(ranks[members].sum()) - count * (count + 1) / 2) / (count * others)
 
 
-def _numbers(measured: Measured) -> Floats:
+def _numbers(measured: ImageMeasurements) -> Floats:
     """The properties of all images, and the size of their files where all have one, [n, P]."""
     files = [facts for facts in measured.files if facts is not None]
     if len(files) < len(measured):
@@ -208,7 +215,7 @@ def _mark(mark: Mark, label: int, name: str) -> Shortcut:
     return Shortcut(label, name, "mark", kind, mark.score, look, mark=mark)
 
 
-def _fact_scores(measured: Measured, members: Mask, label: int, name: str) -> list[Shortcut]:
+def _fact_scores(measured: ImageMeasurements, members: Mask, label: int, name: str) -> list[Shortcut]:
     """File facts in words: does the usual value of the class separate it? Empty without files."""
     files = [facts for facts in measured.files if facts is not None]
     if len(files) < len(measured):

@@ -17,7 +17,7 @@ from dear.clip.model import Clip
 from dear.data.folds import IntArray
 from dear.data.images import ImageSet
 from dear.errors import UsageError
-from dear.heads.collected import Collected, collect
+from dear.heads.collect import HeadContributions, collect_contributions
 from dear.shortcuts.directions import DIRECTIONS
 from dear.shortcuts.edit_trials import (
     WAYS,
@@ -55,7 +55,7 @@ class EditPlan:
     #: the removal from the feature; None: copies are used instead
     removal: Removal | None = None
     #: contributions of training images in the plain backbone
-    images: Collected | None = field(default=None, repr=False)
+    images: HeadContributions | None = field(default=None, repr=False)
 
     @property
     def title(self) -> str:
@@ -162,9 +162,9 @@ def edited_features(
     """Features of images and of their edited copies in the plain backbone."""
     layers, total = clip.config.vision.last_third, len(images) * (1 + len(copies))
 
-    def run(number: int, part: ImageSet) -> Collected:
+    def run(number: int, part: ImageSet) -> HeadContributions:
         start = number * len(images)
-        return collect(
+        return collect_contributions(
             clip, part, layers, progress=lambda done: progress("edited images", start + done, total)
         )
 

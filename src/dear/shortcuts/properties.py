@@ -84,7 +84,7 @@ PROPERTIES: tuple[Property, ...] = (
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class ImageMeasurements:
     """Measurements of n images."""
 
     values: Floats  #: [n, P], one column per entry of `PROPERTIES`
@@ -108,23 +108,23 @@ class Measured:
         """The values [n] of a property; None for a mark or a fact of the files."""
         return self.column(name) if name in {each.name for each in PROPERTIES} else None
 
-    def subset(self, places: Sequence[int]) -> Measured:
+    def subset(self, places: Sequence[int]) -> ImageMeasurements:
         """The measurements of the images at the indices `places`."""
         rows = np.asarray(places, dtype=np.int64)
-        return Measured(
+        return ImageMeasurements(
             self.values[rows], self.small[rows], self.hashes[rows], tuple(self.files[row] for row in rows)
         )
 
 
 def property_column(name: str) -> int:
-    """Column of a property in `Measured.values`."""
+    """Column of a property in `ImageMeasurements.values`."""
     names = [each.name for each in PROPERTIES]
     if name not in names:
         raise UsageError(f"property must be one of {', '.join(names)}, got {name!r}")
     return names.index(name)
 
 
-def measure_properties(images: ImageSet, progress: Progress = silent) -> Measured:
+def measure_properties(images: ImageSet, progress: Progress = silent) -> ImageMeasurements:
     """Properties, small copies, hashes and file facts of all images of a set."""
     if not len(images):
         raise UsageError(f"{images.name} must have at least one image, got none")
@@ -143,7 +143,7 @@ def measure_properties(images: ImageSet, progress: Progress = silent) -> Measure
             prints.put(len(files), print_of_image)
             files.append(facts)
         progress("image properties", len(files), len(images))
-    return Measured(values, prints.small, prints.hashes, tuple(files))
+    return ImageMeasurements(values, prints.small, prints.hashes, tuple(files))
 
 
 def properties_of(image: Image.Image) -> Floats:

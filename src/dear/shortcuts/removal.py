@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dear.clip.correction import Correction
 from dear.errors import UsageError
-from dear.heads.collected import Collected
+from dear.heads.collect import HeadContributions
 from dear.heads.names import Head
 
 _TINY = 1e-4  # directions shorter than this fraction of the longest are rounding errors
@@ -48,7 +48,7 @@ class Removal:
             parts.append(f"{self.rank} directions")
         return f"{', '.join(self.concepts)} by {' and '.join(dict.fromkeys(self.ways))} ({', '.join(parts)})"
 
-    def apply(self, images: Collected) -> Tensor:
+    def apply(self, images: HeadContributions) -> Tensor:
         """The features [n, E] of images, whose contributions were collected, after the removal."""
         features = images.features
         if self.heads and self.means is not None:
@@ -70,7 +70,7 @@ class Removal:
         return Correction(matrix.contiguous(), bias.contiguous(), heads, note)
 
 
-def remove_heads(images: Collected, heads: Sequence[Head], concept: str = "heads") -> Removal:
+def remove_heads(images: HeadContributions, heads: Sequence[Head], concept: str = "heads") -> Removal:
     """Removal by heads, with means over `images` (the training images)."""
     if not heads:
         raise UsageError(
@@ -83,7 +83,7 @@ def remove_heads(images: Collected, heads: Sequence[Head], concept: str = "heads
     return Removal((concept,), ("heads",), center, torch.zeros(len(center), len(center)), chosen, means)
 
 
-def remove_span(images: Collected, directions: Tensor, concept: str, way: str = "words") -> Removal:
+def remove_span(images: HeadContributions, directions: Tensor, concept: str, way: str = "words") -> Removal:
     """Removal of the span of centered `directions` [K, E]: text features of values, or means of examples."""
     basis = span_basis(directions)
     removed = (basis.T @ basis).to(images.features)
@@ -108,7 +108,7 @@ def span_basis(directions: Tensor) -> Tensor:
 
 
 def remove_examples(
-    images: Collected, examples: Tensor, values: Tensor, concept: str, leace: bool = False
+    images: HeadContributions, examples: Tensor, values: Tensor, concept: str, leace: bool = False
 ) -> Removal:
     """Removal by examples: features [m, E] of images whose value is known, `values` [m] from 0."""
     present = values.unique()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch.nn.functional as F
 
-from dear.heads.collected import Collected
+from dear.heads.collect import HeadContributions
 from dear.shortcuts.removal import Removal
 
 FOLDS = 4
@@ -31,7 +31,7 @@ def simplest(costs: Mapping[str, float], margin: float) -> str:
     return next(name for name in costs if costs[name] <= min(costs.values()) + margin)
 
 
-def unit_features(removal: Removal | None, images: Collected) -> Rows:
+def unit_features(removal: Removal | None, images: HeadContributions) -> Rows:
     """Unit features [n, E] after the removal `removal`, if any."""
     features = images.features if removal is None else removal.apply(images)
     rows: Rows = F.normalize(features, dim=-1).numpy()

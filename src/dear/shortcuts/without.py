@@ -12,7 +12,7 @@ from dear.data.folds import IntArray
 from dear.data.images import ImageSet
 from dear.data.open import open_folder
 from dear.errors import UsageError
-from dear.heads.collected import Collected, collect
+from dear.heads.collect import HeadContributions, collect_contributions
 from dear.heads.concept_words import Concept, find_concept, readable_words, value_features
 from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.names import CONCEPTS
@@ -145,7 +145,7 @@ class RemovedConcepts:
     clip: Clip  #: the corrected backbone
     removal: Removal  #: what was removed
     choices: Mapping[str, ConceptChoice]  #: per concept, the chosen way and the scores of all
-    images: Collected  #: contributions of the training images in the plain backbone
+    images: HeadContributions  #: contributions of the training images in the plain backbone
     ways: Mapping[str, Mapping[str, Removal]]  #: per concept, all possible removals by way
 
     @property
@@ -201,7 +201,7 @@ def remove(
     concepts = {name: _concept(name, without) for name in without.concepts}  # checked before any work
     examples = {name: _examples(source) for name, source in without.examples.items()}
     layers = checked_roles.layers if checked_roles is not None else clip.config.vision.last_third
-    collected = collect(clip, images, layers)
+    collected = collect_contributions(clip, images, layers)
     ways: dict[str, dict[str, Removal]] = {}
     choices: dict[str, ConceptChoice] = {}
     for name, concept in concepts.items():
@@ -255,7 +255,7 @@ def _examples(source: PathLike | ImageSet) -> ImageSet:
 def ways_to_remove(
     clip: Clip,
     concept: Concept,
-    collected: Collected,
+    collected: HeadContributions,
     roles: RoleMap | None,
     examples: ImageSet | None = None,
 ) -> dict[str, Removal]:
@@ -264,7 +264,7 @@ def ways_to_remove(
     if len(readable_words(clip, concept.words)) > 1:
         ways["words"] = remove_span(collected, value_features(clip, concept)[1], concept.name)
     if examples is not None:
-        features = collect(clip, examples, clip.config.vision.last_third[-1:]).features
+        features = collect_contributions(clip, examples, clip.config.vision.last_third[-1:]).features
         ways["examples"] = remove_examples(collected, features, examples.labels, concept.name)
         ways["leace"] = remove_examples(collected, features, examples.labels, concept.name, leace=True)
     heads = () if roles is None or concept.role is None else roles.select(concept=concept.role)

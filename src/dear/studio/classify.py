@@ -127,7 +127,7 @@ def classify(
     rankings = {mode: Ranking(model, len(classes) if several else top, mode, reject) for mode in model.modes}
     logits, features = _logits(model, [image for _, image in images])
     nearness = any(ranking.needs_nearness for ranking in rankings.values())
-    near = model.scale.nearness(features) if nearness else None
+    near = model.calibrator.nearness(features) if nearness else None
     answers = {mode: ranking.answers(logits[mode], near) for mode, ranking in rankings.items()}
     if state.trained and not several:
         frozen = model.frozen()

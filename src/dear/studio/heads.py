@@ -14,7 +14,7 @@ from dear.data.batches import image_set, over_pixels, pixels_for
 from dear.data.images import ImageSet, even_subset
 from dear.errors import UsageError
 from dear.heads.activations import activating_images, attention_maps
-from dear.heads.collected import Collected, collect
+from dear.heads.collect import HeadContributions, collect_contributions
 from dear.heads.role import Role
 from dear.heads.roles import RoleMap
 from dear.images.views import square
@@ -33,10 +33,10 @@ class HeadViewer:
 
     def __init__(self, state: StudioState) -> None:
         self.state = state
-        self._cached: tuple[RoleMap, ImageSet, Collected] | None = None
+        self._cached: tuple[RoleMap, ImageSet, HeadContributions] | None = None
         self._source: ImageSet | None = None
 
-    def collected(self, progress: Progress | None = None) -> tuple[RoleMap, ImageSet, Collected]:
+    def collected(self, progress: Progress | None = None) -> tuple[RoleMap, ImageSet, HeadContributions]:
         """The role map, the images, and what every head adds to each of them."""
         with self.state.roles_lock:
             roles = self.state.find_roles(progress)
@@ -44,7 +44,7 @@ class HeadViewer:
             if self._cached is None or self._cached[0] is not roles or self._source is not every:
                 some = even_subset(every, _IMAGES)
                 report = progress or silent
-                collected = collect(
+                collected = collect_contributions(
                     self.state.clip,
                     some,
                     roles.layers,

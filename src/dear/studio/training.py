@@ -21,7 +21,7 @@ from dear.heads.discover import discover_roles
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
 from dear.report.page import Thumbnail, render, thumbnail
-from dear.runs.evaluate_sets import SetEvaluation
+from dear.runs.evaluate_several_labels import SeveralLabelsEvaluation
 from dear.runs.folder import FILES
 from dear.runs.model import Model
 from dear.runs.spec import Spec
@@ -223,7 +223,7 @@ class Trainer:
             if tested is not None and step * epochs % steps == 0:
                 status.message = f"Step {step} of {steps}, measuring accuracy …"
                 result = Model(method).evaluate(tested)
-                sets = result.mean_precision if isinstance(result, SetEvaluation) else None
+                sets = result.mean_precision if isinstance(result, SeveralLabelsEvaluation) else None
                 status.accuracy.append((step, sets or result.accuracy))
             seconds = (time.monotonic() - began) / (step - first) * (steps - step)
             status.message = f"Step {step} of {steps}, about {seconds:.0f} s remaining."

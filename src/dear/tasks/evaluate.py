@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dear.calibration.scales import Threshold
+from dear.calibration.calibration import Threshold
 from dear.calibration.temperature import auroc
 from dear.clip.model import Clip
 from dear.data import halves
@@ -25,7 +25,7 @@ from dear.methods import build_method
 from dear.methods.texts import ClassTexts
 from dear.runs.class_lists import ADD, combine_classes, split_class_list
 from dear.runs.evaluate import Evaluation, Rejection, share_interval
-from dear.runs.evaluate_sets import SetEvaluation
+from dear.runs.evaluate_several_labels import SeveralLabelsEvaluation
 from dear.runs.folder import add_metrics
 from dear.runs.model import Model, Run
 from dear.runs.predictions import Predictions
@@ -110,7 +110,7 @@ def evaluate(
 def _note_in_run(run: PathLike, key: str, evaluation: Evaluation) -> None:
     report = evaluation.report()
     figures = {"accuracy": report["modes"], "images": report["images"], "ece": report["ece"]}
-    if isinstance(evaluation, SetEvaluation):
+    if isinstance(evaluation, SeveralLabelsEvaluation):
         figures["measure"] = MEAN_PRECISION
     try:
         add_metrics(run, **{key: figures})
@@ -272,7 +272,7 @@ def held_out_accuracy(run: Run, images: ImageSet, progress: Progress | None = No
         for one in (model.frozen(), model)
     )
     counts = len(before.labels), len(images)
-    if isinstance(before, SetEvaluation) and isinstance(after, SetEvaluation):
+    if isinstance(before, SeveralLabelsEvaluation) and isinstance(after, SeveralLabelsEvaluation):
         figures = before.mean_precision["default"], after.mean_precision
         return HeldOutAccuracy(*counts, *figures, measure=MEAN_PRECISION, copies=copies)
     return HeldOutAccuracy(*counts, before.accuracy["default"], after.accuracy, copies=copies)
@@ -285,7 +285,7 @@ def _known_threshold(model: Model, classes: Sequence[str], share: float, mode: s
         raise UsageError(
             f"rejection is measured on images of trained classes only; the class {other!r} was not trained"
         )
-    return model.scale.threshold(share, model.pick_mode(mode))
+    return model.calibrator.threshold(share, model.pick_mode(mode))
 
 
 def _rejection(known: Evaluation, outside: Tensor, limit: Threshold, share: float) -> Rejection:

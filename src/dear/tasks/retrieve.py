@@ -25,7 +25,7 @@ from dear.data.batches import image_set, name_of, over_batches, pixels_for
 from dear.data.images import ImageSet, ListedImages, is_utf8
 from dear.data.open import find_benchmark, open_data
 from dear.errors import DataError, UsageError
-from dear.heads.collected import collect
+from dear.heads.collect import collect_contributions
 from dear.heads.concept_words import find_attribute
 from dear.heads.focus import attribute_heads
 from dear.heads.neighbors import ALIKE, SAME, head_space, mean_overlap
@@ -323,8 +323,12 @@ def _by_heads(
         raise UsageError(f"{clip.name}: no role map with heads of an attribute; compute one", hint="roles")
     wanted = None if attribute is None else find_attribute(attribute, spaces)
     images = gallery_of(gallery, root)
-    seen = collect(clip, images, known.layers, progress=lambda done: progress("images", done, len(images)))
-    one = collect(clip, ListedImages((query,), torch.zeros(1, dtype=torch.long), ("query",)), known.layers)
+    seen = collect_contributions(
+        clip, images, known.layers, progress=lambda done: progress("images", done, len(images))
+    )
+    one = collect_contributions(
+        clip, ListedImages((query,), torch.zeros(1, dtype=torch.long), ("query",)), known.layers
+    )
     same = (F.normalize(seen.features, dim=1) @ F.normalize(one.features, dim=1)[0]) > SAME
     matches = []
     for name, heads in spaces.items():

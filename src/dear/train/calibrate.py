@@ -10,9 +10,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from dear.calibration.calibration import Calibration, ModeCalibration, combine_scores, standardize
 from dear.calibration.reference import draw_reference, held_out_nearness
-from dear.calibration.scales import Calibration, ModeCalibration, combine_scores, standardize
-from dear.calibration.sets import best_thresholds, fit_sigmoids
+from dear.calibration.several_labels import best_thresholds, fit_sigmoids
 from dear.calibration.temperature import CAUTION, auroc, cautious_temperature, fit_temperature
 from dear.data.duplicates import Duplicates, find_duplicates
 from dear.data.folds import IntArray, equal_rows
@@ -84,7 +84,7 @@ def calibrate(
     folds, parts = calibration_folds(method, labels, units)
     held_out = concat_folds(list(islice(iter_folds(method, trials, folds), parts)))
     if method.several:
-        return fit_sets(held_out, targets_of(trials.images), parts)
+        return fit_several_labels(held_out, targets_of(trials.images), parts)
     if method.quick:
         without_classes = list(predict_held_out_classes(method, trials, CLASS_FOLDS, rotate=True))
     else:
@@ -148,7 +148,7 @@ def fit_calibration(
     )
 
 
-def fit_sets(held_out: HeldOut, targets: Tensor | None, folds: int) -> Calibration:
+def fit_several_labels(held_out: HeldOut, targets: Tensor | None, folds: int) -> Calibration:
     """The calibration of several labels (bool [n, C] of all images) from cross-validated logits."""
     assert targets is not None
     truth = targets[held_out.rows]

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dear.calibration.sets import fit_sigmoids
+from dear.calibration.several_labels import fit_sigmoids
 from dear.data.folds import IntArray, feature_folds
 from dear.data.images import ImageSet, main_labels, targets_of
 

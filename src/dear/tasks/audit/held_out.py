@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dear.data.images import ImageSet, even_subset, group_names
-from dear.heads.collected import Collected, collect
+from dear.heads.collect import HeadContributions, collect_contributions
 from dear.methods.frozen import Frozen
 from dear.runs.evaluate import Evaluation
 from dear.runs.model import Model
@@ -30,7 +30,7 @@ class HeldOutScores:
     images: ImageSet
     labels: Tensor
     scores: Tensor  # [m, C]
-    collected: Collected | None  # of these images, where the method reads the feature alone
+    collected: HeadContributions | None  # of these images, where the method reads the feature alone
     mode: str
 
     @classmethod
@@ -46,7 +46,7 @@ class HeldOutScores:
         if not quick:
             scores = _above_limits(model, model.logits(images, progress=progress)[mode], mode)
             return cls(model, images, labels, scores, None, mode)
-        collected = collect(
+        collected = collect_contributions(
             method.clip, images, layers, progress=lambda done: progress("held-out images", done, len(images))
         )
         return cls(model, images, labels, _from_features(model, collected.features, mode), collected, mode)
@@ -119,8 +119,10 @@ def _above_limits(model: Model, logits: Tensor, mode: str) -> Tensor:
     """Logits [m, C]; of several labels calibrated, above the logit from which an image has the label."""
     if not model.method.several:
         return logits
-    scale = model.scale
-    return scale.calibrated(logits, mode) - scale.limits(mode).clamp(1e-6, 1 - 1e-6).logit()
+    calibrator = model.calibrator
+    return (
+        calibrator.calibrate(logits, mode) - calibrator.label_thresholds(mode).clamp(1e-6, 1 - 1e-6).logit()
+    )
 
 
 def _with_zero(scores: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from dear.data.images import ImageSet, targets_of
 from dear.runs.model import Model
 from dear.shortcuts.causal import MORE_IMAGES, EditTest, causal_test, edited_set
 from dear.shortcuts.find import FEWEST, Search, Shortcut, search_properties
-from dear.shortcuts.properties import Measured, measure_properties
+from dear.shortcuts.properties import ImageMeasurements, measure_properties
 from dear.tasks.audit.duplicates import near_duplicates
 from dear.tasks.audit.several_labels import (
     label_answers,
@@ -43,7 +43,7 @@ class Pair:
 class ImageCheck:
     """Properties of the images and near duplicates."""
 
-    measured: Measured
+    measured: ImageMeasurements
     search: Search  #: properties that separate one class from all others
     duplicates: tuple[Pair, ...] = ()
     too_few: tuple[str, ...] = ()  #: classes with too few images to score

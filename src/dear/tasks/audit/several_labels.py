@@ -15,7 +15,7 @@ from dear.data.images import ImageSet, targets_of
 from dear.data.unlabeled import Relabeled
 from dear.runs.model import Model
 from dear.shortcuts.find import FEWEST, Search, search_properties
-from dear.shortcuts.properties import Measured
+from dear.shortcuts.properties import ImageMeasurements
 
 
 def label_view(images: ImageSet, label: int) -> ImageSet:
@@ -38,7 +38,7 @@ def scored_labels(images: ImageSet) -> list[int]:
     return [label for label, count in enumerate(counts) if FEWEST <= count <= len(targets) - FEWEST]
 
 
-def search_labels(measured: Measured, images: ImageSet) -> Search:
+def search_labels(measured: ImageMeasurements, images: ImageSet) -> Search:
     """`search_properties` of every label against all other images."""
     shortcuts, near = [], []
     for label in scored_labels(images):

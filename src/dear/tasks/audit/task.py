@@ -24,7 +24,7 @@ from dear.data.images import FileImages, ImageSet, ListedImages, targets_of
 from dear.data.open import HELD_OUT_SPLIT, open_data, open_folder
 from dear.data.shots import few_shot
 from dear.errors import DataError, UsageError
-from dear.heads.collected import Collected, collect
+from dear.heads.collect import HeadContributions, collect_contributions
 from dear.heads.concept_words import Concept, find_concept, known_concepts, readable_words, value_features
 from dear.heads.roles import RoleMap
 from dear.images.names import find_images
@@ -216,7 +216,9 @@ def _audit_concepts(
     """The audit with a backbone: every image runs through it once."""
     roles = role_map(settings.roles, clip)
     layers = clip.config.vision.last_third if roles is None else roles.layers
-    collected = collect(clip, images, layers, progress=lambda done: progress("images", done, len(images)))
+    collected = collect_contributions(
+        clip, images, layers, progress=lambda done: progress("images", done, len(images))
+    )
     tested = None
     if model is not None:
         tested = HeldOutScores.of(model, held_out or images, layers, settings.mode, progress)
@@ -290,7 +292,7 @@ def _with_properties(
 
 
 def _associations(
-    clip: Clip, images: ImageSet, collected: Collected, settings: _Settings
+    clip: Clip, images: ImageSet, collected: HeadContributions, settings: _Settings
 ) -> list[tuple[Concept, list[Association], Tensor]]:
     """Every concept with its associations and the features of its values; that of examples has no words.
 
@@ -321,7 +323,7 @@ def _associations(
         words, values = value_features(clip, concept)
         measured.append((concept, each(concept.name, words, values, collected.features), values))
     if examples is not None:
-        features = collect(clip, examples, clip.config.vision.last_third[-1:]).features
+        features = collect_contributions(clip, examples, clip.config.vision.last_third[-1:]).features
         center = features.mean(dim=0)
         means = [features[examples.labels == value].mean(dim=0) for value in examples.labels.unique()]
         values, centered = torch.stack(means) - center, collected.features - center
@@ -350,7 +352,7 @@ def _estimate(clip: Clip, images: ImageSet, held_out: ImageSet | None, model: Mo
     """Announce how long the audit takes, where that is more than a few seconds."""
     few = images.subset(range(min(8, len(images))))
     start = time.perf_counter()
-    collect(clip, few, clip.config.vision.last_third)
+    collect_contributions(clip, few, clip.config.vision.last_third)
     each = (time.perf_counter() - start) / len(few)
     count = len(images)
     if model is not None and held_out is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dear import world
 from dear.clip.model import Clip
-from dear.heads.collected import Collected, collect
+from dear.heads.collect import HeadContributions, collect_contributions
 from dear.heads.names import Head
 from dear.heads.neighbors import head_space, precision_at
 from dear.heads.roles import RoleMap
@@ -38,7 +38,7 @@ class KnownImages:
     """Images of shapes whose attributes are known."""
 
     scenes: world.Scenes  #: what they show
-    collected: Collected  #: their features and the heads' contributions
+    collected: HeadContributions  #: their features and the heads' contributions
     values: dict[str, Tensor]  #: concept -> int [n], -1 where it is not visible
     heads: dict[str, list[Head]]  #: concept -> its heads, of concepts that have any
 
@@ -50,7 +50,7 @@ def known_images(clip: Clip, roles: RoleMap, number: int) -> KnownImages:
     heads = {name: list(roles.select("core", name)) for name in _ATTRIBUTES}
     return KnownImages(
         scenes,
-        collect(clip, batches(clip, scenes), roles.layers),
+        collect_contributions(clip, batches(clip, scenes), roles.layers),
         {name: factors[:, column] for name, (column, _) in _ATTRIBUTES.items()},
         {name: keys for name, keys in heads.items() if keys},
     )

@@ -75,7 +75,7 @@ class Counterfactuals:
         """What new logits change; `share` of the feature's directions was removed for them."""
         new = new.float().cpu()
         before, after = self._margins(logits.float(), pairs), self._margins(new, pairs)
-        best = self.scores.model.scale.probabilities(new).max(-1)
+        best = self.scores.model.calibrator.probabilities(new).max(-1)
         answers = [self.scores.model.classes[place] for place in best.indices.tolist()]
         values_of = best.values
         if self.scores.several:

@@ -158,7 +158,7 @@ class Explainer:
         self, pixels: Tensor, names: Sequence[str], copies: Sequence[set[int]], label: int | None
     ) -> list[Explanation]:
         """Explanations of each answered label, or of `label`; of none, that closest to its threshold."""
-        logits = self.model.scale.calibrated(
+        logits = self.model.calibrator.calibrate(
             self.model.forward(pixels)[self.scores.mode].float().cpu(), self.scores.mode
         )
         above = logits - self.scores.limits
@@ -201,7 +201,7 @@ class Explainer:
             table = {name: _with_zeros(value) for name, value in table.items()}
             table[THRESHOLD] = _with_zeros(limits).flip(0)
             by_head, scores = _with_zeros(by_head), torch.cat([scores, limits.to(scores)])
-        probabilities = self.model.scale.probabilities(logits.float())
+        probabilities = self.model.calibrator.probabilities(logits.float())
         without_heads, without_concepts = self.counterfactuals.answers(trace, pairs, logits)
         neighbors = self._neighbors.find(trace, by_head, copies)
         unknown = table[UNKNOWN].abs().sum(0) if UNKNOWN in table else torch.zeros(len(names))

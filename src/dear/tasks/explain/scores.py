@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dear.calibration.scales import apply_scales
+from dear.calibration.calibration import apply_scales
 from dear.clip.model import Clip
 from dear.data.batches import over_batches, pixels_for
 from dear.data.duplicates import find_duplicates
@@ -81,7 +81,7 @@ class ScoreParts:
 
     def trace(self, pixels: Tensor) -> Trace:
         """The model's calibrated logits of normalized pixels [B, 3, S, S], to be taken apart."""
-        scales, bound = self.model.scale.factors(self.mode), {}
+        scales, bound = self.model.calibrator.scales(self.mode), {}
 
         def answer(clip: Clip) -> Tensor:
             if clip not in bound:  # bound once: texts are kept
@@ -173,7 +173,7 @@ class ScoreParts:
     @cached_property
     def limits(self) -> Tensor:
         """Of several labels: the calibrated logit [C] from which an image has each label."""
-        return self.model.scale.limits(self.mode).double().clamp(1e-6, 1 - 1e-6).logit()
+        return self.model.calibrator.label_thresholds(self.mode).double().clamp(1e-6, 1 - 1e-6).logit()
 
     def table(self, parts: Parts) -> dict[str, Tensor]:
         """The parts by name, [Q, B] each: their sum is the score."""

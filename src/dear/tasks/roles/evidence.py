@@ -17,7 +17,7 @@ from dear.data.images import ImageSet, evenly_spaced
 from dear.errors import DearError
 from dear.heads.ablate import AblationTask, layer_effects, role_effects
 from dear.heads.activations import ActivatingImages, activating_images, attention_maps
-from dear.heads.collected import collect
+from dear.heads.collect import collect_contributions
 from dear.heads.roles import RoleMap
 from dear.heads.sentences import sentence_embedder
 from dear.report.page import thumbnail
@@ -93,7 +93,7 @@ def measure_heads(
         roles[key]  # raises for a head that does not exist
     numbers = evenly_spaced(len(images), limit)
     some, count = images.subset(numbers), len(numbers)
-    seen = collect(clip, some, progress=lambda done: progress("images", done, count))
+    seen = collect_contributions(clip, some, progress=lambda done: progress("images", done, count))
     activating = {}
     for key in chosen:
         phrase = roles[key].phrases[0] if roles[key].phrases else None

@@ -14,7 +14,7 @@ from dear.errors import DataError
 from dear.methods.zeroshot import ZeroShot
 from dear.report import figures
 from dear.report.page import MODE_TERMS, Table, Thumbnail, framed, percent, render, thumbnail
-from dear.runs.evaluate_sets import SetEvaluation
+from dear.runs.evaluate_several_labels import SeveralLabelsEvaluation
 from dear.runs.model import Model
 from dear.utils.files import PathLike, write_atomic
 from dear.utils.progress import Progress
@@ -42,8 +42,8 @@ class SetFacts:
     """What a report about a model with several labels shows."""
 
     images: ImageSet
-    adapted: SetEvaluation
-    frozen: SetEvaluation  #: ranks only
+    adapted: SeveralLabelsEvaluation
+    frozen: SeveralLabelsEvaluation  #: ranks only
     mode: str
     thresholds: Mapping[str, float]  #: by class; empty without a calibration
     method: str  #: title of the method
@@ -140,7 +140,7 @@ def examine_sets(
     if other is not None and model.method.open_classes:
         after, before = _evaluate(model.with_classes(other.classes), other, progress)
         new = before.mean_precision["default"], after.mean_precision[mode], other.classes
-    limits = [] if model.calibration is None else model.scale.limits(mode).tolist()
+    limits = [] if model.calibration is None else model.calibrator.label_thresholds(mode).tolist()
     return SetFacts(
         images=images,
         adapted=adapted,
@@ -158,11 +158,11 @@ def examine_sets(
 
 def _evaluate(
     model: Model, images: ImageSet, progress: Progress | None
-) -> tuple[SetEvaluation, SetEvaluation]:
+) -> tuple[SeveralLabelsEvaluation, SeveralLabelsEvaluation]:
     adapted = model.evaluate(images, progress=progress)
     frozen = model.frozen().evaluate(images, progress=progress)
-    assert isinstance(adapted, SetEvaluation)
-    assert isinstance(frozen, SetEvaluation)
+    assert isinstance(adapted, SeveralLabelsEvaluation)
+    assert isinstance(frozen, SeveralLabelsEvaluation)
     return adapted, frozen
 
 

@@ -170,12 +170,12 @@ def class_scales(fitted: ModeCalibration, trained: Sequence[bool]) -> Tensor:
 
 
 def apply_scales(logits: Tensor, scales: Tensor) -> Tensor:
-    """Logits [B, C] on the common scale of `class_scales` [2, C], or of `set_scales` [3, C]."""
+    """Logits [B, C] on the common scale of `class_scales` [2, C], or of `several_labels_scales` [3, C]."""
     scaled = logits * scales[0] + logits.mean(dim=-1, keepdim=True) * scales[1]
     return scaled if len(scales) == 2 else scaled + scales[2]
 
 
-def set_scales(fitted: ModeCalibration, trained_indices: Sequence[int | None]) -> Tensor:
+def several_labels_scales(fitted: ModeCalibration, trained_indices: Sequence[int | None]) -> Tensor:
     """The same for several labels, [3, C]: factors of the logit and of the mean logit (0), and what is added.
 
     `trained_indices` [C] are those of the classes among the trained ones; a new class (None) has their mean.

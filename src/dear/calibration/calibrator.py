@@ -1,4 +1,4 @@
-"""The calibration of a run for one list of classes: probabilities, and the score of "none of these"."""
+"""Applies the calibration of a run to a list of classes: probabilities, and the score of "none of these"."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dear.calibration.reference import Reference
-from dear.calibration.scales import (
+from dear.calibration.calibration import (
     Calibration,
     Threshold,
     apply_scales,
     class_scales,
-    set_scales,
+    several_labels_scales,
     threshold,
 )
+from dear.calibration.reference import Reference
 from dear.errors import UsageError
 
 
 @dataclass(frozen=True, eq=False)
-class Scale:
+class Calibrator:
     """Turns logits of some classes into probabilities, and decides which images are rejected."""
 
     calibration: Calibration | None  #: None: logits keep CLIP's scale
@@ -31,26 +31,26 @@ class Scale:
     trained_classes: Sequence[str] = ()  #: in the order of the calibration, for several labels
     several: bool = False  #: images have several labels: probabilities are sigmoids, not a softmax
 
-    def factors(self, mode: str) -> Tensor | None:
-        """What `calibrated` does with each class's logits (`class_scales`), [2, C]; None: nothing."""
+    def scales(self, mode: str) -> Tensor | None:
+        """The factors and offsets of `apply_scales` for each class; None: logits stay unchanged."""
         fitted = None if self.calibration is None else self.calibration.modes.get(mode)
         if fitted is None:
             return None
-        return (
-            set_scales(fitted, self._trained_indices) if self.several else class_scales(fitted, self.trained)
-        )
+        if self.several:
+            return several_labels_scales(fitted, self._trained_indices)
+        return class_scales(fitted, self.trained)
 
     @property
     def _trained_indices(self) -> list[int | None]:
         """Index of each class among the trained ones; None: it is new."""
-        known = {name: index for index, name in enumerate(self.trained_classes)}
-        return [known.get(name) for name in self.classes]
+        index_of = {name: index for index, name in enumerate(self.trained_classes)}
+        return [index_of.get(name) for name in self.classes]
 
     def probabilities(self, scaled: Tensor) -> Tensor:
         """Probabilities [b, C] of calibrated logits [b, C]."""
         return scaled.sigmoid() if self.several else scaled.softmax(dim=-1)
 
-    def limits(self, mode: str) -> Tensor:
+    def label_thresholds(self, mode: str) -> Tensor:
         """With several labels: the probability [C] from which an image has each label.
 
         A new class has the median of the trained ones.
@@ -70,13 +70,13 @@ class Scale:
             [values.median() if index is None else values[index] for index in self._trained_indices]
         )
 
-    def calibrated(self, logits: Tensor, mode: str) -> Tensor:
+    def calibrate(self, logits: Tensor, mode: str) -> Tensor:
         """Logits [b, C] of a mode on the scale where their softmax is the probability of being right.
 
         Without a calibration, or for a mode that it does not hold, they keep CLIP's scale.
         """
-        factors = self.factors(mode)
-        return logits if factors is None else apply_scales(logits, factors.to(logits))
+        scales = self.scales(mode)
+        return logits if scales is None else apply_scales(logits, scales.to(logits))
 
     @property
     def needs_nearness(self) -> bool:
@@ -84,8 +84,8 @@ class Scale:
 
         Not in a list with classes that were not trained: images of those need not be near.
         """
-        known = self.calibration is not None and bool(self.calibration.nearness)
-        return known and self.reference is not None and all(self.trained)
+        calibrated = self.calibration is not None and bool(self.calibration.nearness)
+        return calibrated and self.reference is not None and all(self.trained)
 
     def nearness(self, features: Tensor) -> Tensor:
         """Mean cosine [b] of frozen features [b, W] with the nearest training images, on the CPU.

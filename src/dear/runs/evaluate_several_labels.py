@@ -19,7 +19,7 @@ _LEVEL = (0.05, 0.95)
 
 
 @dataclass(frozen=True, repr=False)
-class SetEvaluation(Evaluation):
+class SeveralLabelsEvaluation(Evaluation):
     """The predictions of a model with several labels per image on a set.
 
     `labels` are bool [n, C]; `answers` the answered sets, bool [n, C], and `confidence` probabilities [n, C],
@@ -127,7 +127,7 @@ class SetEvaluation(Evaluation):
     def __repr__(self) -> str:
         figures = ", ".join(f"{mode} {value:.1%}" for mode, value in self.mean_precision.items())
         count = f"{len(self.labels)} images of {len(self.classes)} classes"
-        return f"<SetEvaluation: {count}, mean average precision {figures}>"
+        return f"<SeveralLabelsEvaluation: {count}, mean average precision {figures}>"
 
     def _repr_html_(self) -> str:
         return f"<p><b>{escape(self.title)}</b></p>{self.to_frame().to_html(float_format='{:.3f}'.format)}"

@@ -16,7 +16,7 @@ from dear.heads.names import Head
 
 
 @dataclass(frozen=True)
-class Collected:
+class HeadContributions:
     """Features of n images and the contributions of their heads."""
 
     features: Tensor  #: [n, E]
@@ -42,18 +42,18 @@ class Collected:
             total += outputs[:, row, head] @ self.maps[row, head]
         return total
 
-    def subset(self, rows: Tensor) -> Collected:
+    def subset(self, rows: Tensor) -> HeadContributions:
         """The images at `rows`: numbers, or bool [n]."""
-        return Collected(self.features[rows], self.outputs[rows], self.maps, self.layers)
+        return HeadContributions(self.features[rows], self.outputs[rows], self.maps, self.layers)
 
 
-def collect(
+def collect_contributions(
     clip: Clip,
     images: Pixels,
     layers: Iterable[int] | None = None,
     batch_size: int = 64,
     progress: Callable[[int], None] | None = None,
-) -> Collected:
+) -> HeadContributions:
     """Run the images once and keep what ablations need (d values per head and image)."""
     chosen = check_layers(clip, layers)
 
@@ -69,4 +69,4 @@ def collect(
     if not parts:
         raise UsageError("collecting contributions needs at least one image, got none")
     features, outputs = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    return Collected(features, outputs, head_maps(clip, chosen).cpu(), chosen)
+    return HeadContributions(features, outputs, head_maps(clip, chosen).cpu(), chosen)
