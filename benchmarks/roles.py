@@ -27,7 +27,7 @@ from torch import Tensor
 from dear.clip.config import ClipConfig
 from dear.clip.model import Clip
 from dear.heads.contributions import decompose
-from dear.heads.moments import moments
+from dear.heads.moments import compute_moments
 from dear.heads.textspan import textspan_moments
 
 
@@ -60,7 +60,7 @@ def ours(clip: Clip, ids: Tensor, count: int, batch: int) -> tuple[Tensor, dict[
     clock = Laps()
     text = clip.encode_text(ids)
     clock.lap("text")
-    seen = moments(clip, images(clip, count, batch), clip.config.vision.last_third)
+    seen = compute_moments(clip, images(clip, count, batch), clip.config.vision.last_third)
     clock.lap("images")
     picks = textspan_moments(seen, text).picks.cpu()
     clock.lap("textspan")

@@ -30,7 +30,7 @@ from dear.clip.factory import EMBEDDED
 from dear.data.world_images import world_task
 from dear.heads.corpus import load_corpus
 from dear.heads.discover import text_features
-from dear.heads.moments import Moments, moments
+from dear.heads.moments import Moments, compute_moments
 from dear.heads.names import CORE
 from dear.heads.textspan import textspan_moments
 from dear.shortcuts.removal import remove_heads
@@ -155,7 +155,7 @@ def main() -> None:
     table = json.loads((EMBEDDED / "mini" / "head_truth.json").read_text())["heads"]
     truth = {(row["layer"], row["head"]): row["explained"] for row in table}
     scenes = world.sample(args.images, torch.Generator().manual_seed(1))
-    seen_by_heads = moments(clip, batches(clip, scenes), LAYERS)
+    seen_by_heads = compute_moments(clip, batches(clip, scenes), LAYERS)
     for trial, found in trials(seen_by_heads, features, tags):
         row = {"trial": trial, **agreement(found, truth), **repaired(found)}
         record(args.out, [row], machine_last=True)

@@ -35,7 +35,7 @@ from dear.data import open_data
 from dear.data.images import ImageSet, ListedImages
 from dear.heads.collect import HeadContributions, collect_contributions
 from dear.heads.concept_words import Concept, value_features
-from dear.heads.truth import explained_variance
+from dear.heads.explained_variance import explained_variance
 from dear.shortcuts.concept_trials import choose_concept_removal
 from dear.shortcuts.removal import Removal, remove_examples, remove_heads, remove_span
 

@@ -29,7 +29,7 @@ PHRASES = [f"{name} {i}" for name in AXES for i in range(8)]
 def test_clusters_are_named_by_their_tags_and_merged_by_name():
     tags = {phrase: {"Shape": "Form"}.get(phrase.split()[0], phrase.split()[0]) for phrase in PHRASES}
     concepts = cluster_concepts(PHRASES, toy_embed, tags)
-    assert concepts.of == tags
+    assert concepts.concept_of == tags
     assert set(concepts.names) == {"Color", "Form", "Animal"}
     assert len(concepts.clusters) >= 3
     assert concepts.agreement["same_name"] == concepts.agreement["purity"] == 1
@@ -45,13 +45,13 @@ def test_centroids_are_unit_and_phrases_go_to_the_nearest():
     centroids = np.array([cluster.centroid for cluster in concepts.clusters])
     np.testing.assert_allclose(np.linalg.norm(centroids, axis=1), 1, atol=1e-5)
     nearest = (toy_embed(PHRASES) @ centroids.T).argmax(1)
-    assert [concepts.of[p] for p in PHRASES] == [concepts.clusters[k].concept for k in nearest]
+    assert [concepts.concept_of[p] for p in PHRASES] == [concepts.clusters[k].concept for k in nearest]
 
 
 def test_fixed_concepts_by_prototypes():
     prototypes = {"Hue": ["Color a", "Color b"], "Form": ["Shape a"], "Beast": ["Animal a"]}
     concepts = fixed_concepts(PHRASES, toy_embed, prototypes)
-    assert {phrase.split()[0]: concept for phrase, concept in concepts.of.items()} == {
+    assert {phrase.split()[0]: concept for phrase, concept in concepts.concept_of.items()} == {
         "Color": "Hue", "Shape": "Form", "Animal": "Beast",
     }  # fmt: skip
     with pytest.raises(RoleError, match="Hue"):
@@ -59,7 +59,7 @@ def test_fixed_concepts_by_prototypes():
 
 
 def test_tags_as_concepts():
-    assert tagged_concepts(["a", "b"], {"a": "X", "b": "Y", "c": "Z"}).of == {"a": "X", "b": "Y"}
+    assert tagged_concepts(["a", "b"], {"a": "X", "b": "Y", "c": "Z"}).concept_of == {"a": "X", "b": "Y"}
     with pytest.raises(RoleError, match="'b'"):
         tagged_concepts(["a", "b"], {"a": "X"})
 
@@ -86,7 +86,7 @@ def test_the_real_sentence_model_finds_most_tags():
     assert found.agreement["same_name"] > 0.65
     assert len(found.names) >= 12
     bare = cluster_concepts(some, embed)  # named by prototypes alone
-    right = np.mean([bare.of[phrase] == corpus.tags[phrase] for phrase in some])
+    right = np.mean([bare.concept_of[phrase] == corpus.tags[phrase] for phrase in some])
     assert right > 0.4
     fixed = fixed_concepts(some, embed, tags=corpus.tags)
     assert fixed.agreement["same_name"] > 0.4

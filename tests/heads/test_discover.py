@@ -105,6 +105,8 @@ def test_wrong_options_are_told_before_the_work(found):
         discover_roles(clip, torch.zeros(1, 3, 32, 32), corpus=WORDS)
     with pytest.raises(RoleError):
         discover_roles(clip, torch.zeros(4, 3, 32, 32), corpus=WORDS)
+    with pytest.raises(RoleError, match="'empty'"):
+        discover_roles(tiny_clip(), torch.randn(4, 3, 32, 32), corpus=Corpus("empty", ()), concepts="tags")
     with pytest.raises(RoleError, match="magic"):
         discover_roles(clip, found[1], corpus=WORDS, concepts="magic")
 

@@ -17,7 +17,7 @@ from dear.heads.concept_words import find_attribute
 from dear.heads.focus import (
     attribute_heads,
     choose_focus,
-    choose_weight,
+    choose_focus_weight,
     focus_by_names,
     focused_feature,
 )
@@ -108,13 +108,13 @@ def test_the_role_in_which_classes_differ_is_chosen():
     choice = choose_focus(features, parts, labels, HEADS_OF)
     assert (choice.role, choice.heads) == ("Color", ((9, 1),))
     assert choice.scores["Color"] > choice.scores["none"] + 0.1
-    assert "Color" in choice.why
+    assert "Color" in choice.reason
 
 
 def test_noise_is_not_chosen_but_can_be_named():
     features, parts, labels = _made_up(informative=False)
     assert choose_focus(features, parts, labels, HEADS_OF).role is None
-    named = choose_weight(features, parts["Shape"], labels, "Shape", HEADS_OF["Shape"])
+    named = choose_focus_weight(features, parts["Shape"], labels, "Shape", HEADS_OF["Shape"])
     assert named.role == "Shape"
 
 

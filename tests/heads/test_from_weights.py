@@ -19,7 +19,7 @@ from dear.heads.discover import default_phrases, discover_roles, text_features
 from dear.heads.from_weights import direction_outputs, draw_phrases, phrase_stability, weight_moments
 from dear.heads.role import Role
 from dear.heads.roles import RoleMap
-from dear.heads.stability import warnings_about
+from dear.heads.stability import role_map_warnings
 from dear.heads.textspan import textspan, textspan_moments
 
 
@@ -174,7 +174,7 @@ def test_roles_without_images(tmp_path):
     assert "image_count" not in roles.evidence
     assert roles.evidence["stability"]["over"] == "phrases"
     assert roles.evidence["information"]["bits"] > 1.3 * roles.evidence["information"]["rotated"]
-    assert warnings_about(roles) == []
+    assert role_map_warnings(roles) == []
     roles.save(tmp_path / "roles.json")
     assert RoleMap.load(tmp_path / "roles.json") == roles
 

@@ -9,7 +9,7 @@ from dear import world
 from dear.heads.contributions import decompose
 from dear.heads.corpus import load_corpus
 from dear.heads.discover import default_corpus, default_phrases, discover_roles, text_features
-from dear.heads.moments import moments
+from dear.heads.moments import compute_moments
 from dear.heads.roles import RoleMap
 from dear.heads.textspan import textspan_moments
 
@@ -39,7 +39,7 @@ def test_real_phrases_equal_the_literal_procedure(mini, pixels):
     layers = (10, 12)
     texts, features, _ = text_features(mini, load_corpus("world").texts)
     kept = torch.cat([decompose(mini, part, layers).heads for part in pixels.split(60)])
-    found = textspan_moments(moments(mini, pixels.split(64), layers), features, 12).picks
+    found = textspan_moments(compute_moments(mini, pixels.split(64), layers), features, 12).picks
     for place in range(2):
         for head in (0, 11):  # the literal procedure takes a second for each
             expected = literal_textspan(kept[:, place, head].numpy(), features.numpy(), 12)

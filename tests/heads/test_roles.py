@@ -15,8 +15,8 @@ from dear.heads.names import CORE
 from dear.heads.role import Role
 from dear.heads.roles import RoleMap
 from dear.heads.rules import (
-    MeasuredHead,
-    assign,
+    HeadDescription,
+    assign_roles,
     concept_entropy,
     concept_shares,
     dominant,
@@ -34,7 +34,7 @@ def clip(layers=12, heads=12, fingerprint=PRINT):
 
 def head(**counts):
     concepts = tuple(c for c, n in counts.items() for _ in range(n))
-    return MeasuredHead.of([f"phrase {i}" for i in range(len(concepts))], concepts)
+    return HeadDescription.of([f"phrase {i}" for i in range(len(concepts))], concepts)
 
 
 def small_map(**kwargs):
@@ -261,7 +261,7 @@ def test_another_rule_on_the_same_measurements(tmp_path):
 
 def test_heads_without_phrases_are_mixed():
     for rule in ("quantile", "dominant"):
-        table, _ = assign({(1, 0): head(), (1, 1): head(Color=3)}, rule)
+        table, _ = assign_roles({(1, 0): head(), (1, 1): head(Color=3)}, rule)
         assert table[1, 0].kind == "mixed"
 
 

@@ -20,7 +20,7 @@ from dear.heads.discover import discover_roles
 from dear.heads.moments import Moments, SavedMoments
 from dear.heads.role import Role
 from dear.heads.roles import RoleMap
-from dear.heads.stability import BLOCKS, BlockMoments, bootstrap, measure_stability, warnings_about
+from dear.heads.stability import BLOCKS, BlockMoments, bootstrap, measure_stability, role_map_warnings
 
 MAPS = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
 
@@ -99,17 +99,17 @@ def test_warnings() -> None:
         return RoleMap(table, len(kinds), evidence=evidence)
 
     good = {"share": 0.9, "chance": 0.3}
-    assert warnings_about(roles(["core", "generalization"], stability=good, image_count=5000)) == []
-    assert len(warnings_about(roles(["core", "mixed"], stability=good))) == 1
-    assert len(warnings_about(roles(["mixed", "mixed"], stability=good))) == 2
+    assert role_map_warnings(roles(["core", "generalization"], stability=good, image_count=5000)) == []
+    assert len(role_map_warnings(roles(["core", "mixed"], stability=good))) == 1
+    assert len(role_map_warnings(roles(["mixed", "mixed"], stability=good))) == 2
     information = {"bits": 0.4, "rotated": 0.39, "deviation": 0.02, "rotations": 8}
     poor = roles(["core", "generalization"], information=information, stability=good, image_count=5000)
-    assert warnings_about(poor) == [poor.caveat()]
+    assert role_map_warnings(poor) == [poor.caveat()]
     clear = roles(["core", "generalization"], information=information | {"bits": 0.46}, stability=good)
-    assert (clear.is_informative(), clear.caveat(), warnings_about(clear)) == (True, "", [])
-    few = warnings_about(roles(["core", "generalization"], stability={"share": 0.35}, image_count=160))
+    assert (clear.is_informative(), clear.caveat(), role_map_warnings(clear)) == (True, "", [])
+    few = role_map_warnings(roles(["core", "generalization"], stability={"share": 0.35}, image_count=160))
     assert "160 images" in few[0]
-    shaky = warnings_about(roles(["core", "generalization"], stability={"share": 0.6, "chance": 0.3}))
+    shaky = role_map_warnings(roles(["core", "generalization"], stability={"share": 0.6, "chance": 0.3}))
     assert "60%" in shaky[0]
 
 

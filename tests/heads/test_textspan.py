@@ -7,7 +7,7 @@ from heads_oracles import literal_textspan
 
 from dear.errors import UsageError
 from dear.heads.contributions import decompose, head_outputs
-from dear.heads.moments import Moments, moments
+from dear.heads.moments import Moments, compute_moments
 from dear.heads.textspan import textspan, textspan_moments
 
 
@@ -58,7 +58,7 @@ def test_moments_of_a_tower_give_the_literal_phrases(clip, images):
     layers = [2, 4]
     text = torch.randn(150, clip.config.embed_dim, generator=torch.Generator().manual_seed(5))
     parts = decompose(clip, images, layers)
-    found = textspan_moments(moments(clip, images.split(5), layers), text, 10)
+    found = textspan_moments(compute_moments(clip, images.split(5), layers), text, 10)
     assert found.picks.shape == (2, 3, 10)
     for place in range(2):
         for head in range(3):
@@ -68,14 +68,14 @@ def test_moments_of_a_tower_give_the_literal_phrases(clip, images):
 
 
 def test_moments_merge_and_do_not_depend_on_the_batches(clip, images):
-    whole = moments(clip, [images], [3, 4])
-    parts = moments(clip, images[:7].split(2), [3, 4]) + moments(clip, [images[7:]], [3, 4])
+    whole = compute_moments(clip, [images], [3, 4])
+    parts = compute_moments(clip, images[:7].split(2), [3, 4]) + compute_moments(clip, [images[7:]], [3, 4])
     assert parts.count == whole.count == 12
     torch.testing.assert_close(parts.square, whole.square, rtol=1e-5, atol=1e-5)
     mean = decompose(clip, images, [3, 4]).heads.double().mean(0)
     torch.testing.assert_close(whole.mean(), mean, rtol=1e-4, atol=1e-5)
     with pytest.raises(UsageError):
-        whole + moments(clip, [images], [4])
+        whole + compute_moments(clip, [images], [4])
 
 
 def test_explained_variance_sums_to_one_when_phrases_span_everything():
@@ -87,13 +87,13 @@ def test_explained_variance_sums_to_one_when_phrases_span_everything():
 
 def test_identical_images_have_no_phrases(clip, images):
     same = images[:1].expand(6, -1, -1, -1)
-    found = textspan_moments(moments(clip, [same], [4]), torch.randn(30, 20), 5)
+    found = textspan_moments(compute_moments(clip, [same], [4]), torch.randn(30, 20), 5)
     assert found.picks.eq(-1).all()
 
 
 def test_nonsense_is_refused(clip, images):
     for n in (0, 1):
-        empty = Moments(moments(clip, [images], [4]).maps, [4])
+        empty = Moments(compute_moments(clip, [images], [4]).maps, [4])
         if n:
             empty.add(head_outputs(clip, images[:1], [4]).outputs)
         with pytest.raises(UsageError):

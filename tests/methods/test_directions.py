@@ -10,7 +10,13 @@ import torch.nn.functional as F
 from tiny import images, mixed_roles, tiny_clip, token_ids
 
 from dear.methods import DeAR
-from dear.methods.directions import WEIGHTS, choose_weight, compare_without_image, fit_directions, leave_out
+from dear.methods.directions import (
+    WEIGHTS,
+    choose_direction_weight,
+    compare_without_image,
+    fit_directions,
+    leave_out,
+)
 from dear.methods.frozen import Batch
 
 NAMES = ["cat", "dog", "newt"]
@@ -96,7 +102,9 @@ def test_the_weight_starts_at_the_smallest_loss_of_refits() -> None:
         losses.append(float(F.cross_entropy(torch.stack(scores), labels)))
     expected = WEIGHTS[losses.index(min(losses))]
     assert WEIGHTS[0] < expected < WEIGHTS[-1], "the data must have a weight between"
-    assert float(choose_weight(features, labels, texts, fitted, center=0.5, scale=5.0)) == float(expected)
+    assert float(choose_direction_weight(features, labels, texts, fitted, center=0.5, scale=5.0)) == float(
+        expected
+    )
 
 
 def test_without_its_only_image_a_class_has_its_text_alone() -> None:

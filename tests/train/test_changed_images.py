@@ -74,7 +74,7 @@ def test_roles_found_on_other_images_are_not_taken(
 
     monkeypatch.setattr(finding, "discover_roles", discover)
     monkeypatch.setattr(finding, "known_roles", lambda clip: None)
-    monkeypatch.setattr(finding, "warnings_about", lambda roles: [])
+    monkeypatch.setattr(finding, "role_map_warnings", lambda roles: [])
     train = open_data(photos, "train")
     first, again = (roles_for(CLIP, train, None)[1] for _ in range(2))
     roles_for(CLIP, train.subset(range(6)), None)

@@ -399,7 +399,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
                 f"{os.fspath(path)}: the classifier's labels do not fit its {len(method.classes)} classes"
             )
         estimator = cls(
-            backbone=config.weights() if backbone is None else backbone,
+            backbone=config.backbone_source() if backbone is None else backbone,
             mode=stored.get("mode"),
             reject=stored.get("reject"),
             device=device,

@@ -179,7 +179,7 @@ def report(
 
 def _print_quality(roles: RoleMap) -> None:
     """The stability of a new map, and warnings about it."""
-    from dear.heads.stability import warnings_about
+    from dear.heads.stability import role_map_warnings
 
     stability = roles.evidence.get("stability")
     if isinstance(stability, dict):
@@ -193,7 +193,7 @@ def _print_quality(roles: RoleMap) -> None:
             f"attention pooling: {share:.1%} of the image feature is split among heads; the rest passes the "
             "pooling MLP and belongs to none"
         )
-    for sentence in warnings_about(roles) if roles.evidence else []:
+    for sentence in role_map_warnings(roles) if roles.evidence else []:
         say(f"notice: {sentence}")
 
 

@@ -15,12 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dear.clip.model import Clip
-from dear.data.batches import Pixels
-from dear.heads.collect import HeadContributions, collect_contributions
+from dear.heads.collect import HeadContributions
 from dear.heads.names import KINDS, Head
 from dear.heads.roles import RoleMap
-from dear.utils.text import fill_template
 
 
 @dataclass(frozen=True)
@@ -42,20 +39,6 @@ class AblationTask:
             features = features + self.images.change(heads)
         unit = torch.nn.functional.normalize
         return unit(features, dim=-1) @ unit(self.classes.float().cpu(), dim=-1).T
-
-
-def task(
-    clip: Clip,
-    images: Pixels,
-    labels: Tensor,
-    classes: Sequence[str],
-    template: str = "a photo of a {}.",
-    layers: Iterable[int] | None = None,
-    batch_size: int = 64,
-) -> AblationTask:
-    """Collect a labeled image set for ablations of zero-shot accuracy."""
-    words = clip.encode_text([fill_template(template, name) for name in classes]).float().cpu()
-    return AblationTask(collect_contributions(clip, images, layers, batch_size), labels.cpu(), words)
 
 
 def layer_effects(task: AblationTask) -> list[dict[str, float]]:

@@ -34,7 +34,7 @@ class Cluster:
 class Concepts:
     """A grouping of phrases into concepts."""
 
-    of: Mapping[str, str]  #: concept of each phrase (eq. 2)
+    concept_of: Mapping[str, str]  #: by phrase (eq. 2)
     clusters: tuple[Cluster, ...] = ()  #: the groups behind the names; empty for tags
     way: str = "clusters"  #: "clusters", "fixed" or "tags"
     #: share of phrases that HDBSCAN did not cluster; they are assigned to the nearest centroid
@@ -45,16 +45,16 @@ class Concepts:
     @property
     def names(self) -> tuple[str, ...]:
         """Concepts that have phrases, the largest first."""
-        counts = Counter(self.of.values())
+        counts = Counter(self.concept_of.values())
         return tuple(sorted(counts, key=lambda name: (-counts[name], name)))
 
     def summary(self) -> dict[str, Any]:
         """The concepts as plain values for `roles.json`."""
-        counts = Counter(self.of.values())
+        counts = Counter(self.concept_of.values())
         groups = Counter(cluster.concept for cluster in self.clusters)
         return {
             "way": self.way,
-            "phrases": len(self.of),
+            "phrases": len(self.concept_of),
             "clusters": len(self.clusters),
             "noise": round(self.noise, 4),
             "agreement": {name: round(value, 4) for name, value in self.agreement.items()},
@@ -87,10 +87,10 @@ def cluster_concepts(
     )
     # eq. 2; noise is assigned to the nearest centroid as well
     nearest = (vectors @ centroids.T).argmax(axis=1)
-    of = {phrase: names[cluster] for phrase, cluster in zip(phrases, nearest, strict=True)}
+    concept_of = {phrase: names[cluster] for phrase, cluster in zip(phrases, nearest, strict=True)}
     clusters = _clusters(names, centroids, [len(rows) for rows in members])
-    agreement = tag_agreement(of, dict(zip(phrases, nearest.tolist(), strict=True)), tags or {})
-    return Concepts(of, clusters, "clusters", float((labels < 0).mean()), agreement)
+    agreement = tag_agreement(concept_of, dict(zip(phrases, nearest.tolist(), strict=True)), tags or {})
+    return Concepts(concept_of, clusters, "clusters", float((labels < 0).mean()), agreement)
 
 
 def check_prototypes(prototypes: Mapping[str, Sequence[str]]) -> None:
@@ -112,9 +112,9 @@ def fixed_concepts(
     check_prototypes(prototypes)
     names, centroids = tuple(prototypes), _prototypes(prototypes, embed)
     nearest = (embed(phrases) @ centroids.T).argmax(axis=1)
-    of = {phrase: names[index] for phrase, index in zip(phrases, nearest, strict=True)}
+    concept_of = {phrase: names[index] for phrase, index in zip(phrases, nearest, strict=True)}
     clusters = _clusters(names, centroids, [len(prototypes[name]) for name in names])
-    return Concepts(of, clusters, "fixed", 0.0, tag_agreement(of, of, tags or {}))
+    return Concepts(concept_of, clusters, "fixed", 0.0, tag_agreement(concept_of, concept_of, tags or {}))
 
 
 def _prototypes(sentences: Mapping[str, Sequence[str]], embed: Embedder) -> Floats:
@@ -138,7 +138,7 @@ def tagged_concepts(phrases: Sequence[str], tags: Mapping[str, str]) -> Concepts
 
 
 def tag_agreement(
-    of: Mapping[str, str], cluster_of: Mapping[str, int | str], tags: Mapping[str, str]
+    concept_of: Mapping[str, str], cluster_of: Mapping[str, int | str], tags: Mapping[str, str]
 ) -> dict[str, float]:
     """How well discovered concepts and written tags agree, over the phrases that have tags.
 
@@ -148,19 +148,19 @@ def tag_agreement(
     """
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-    known = [phrase for phrase in of if phrase in tags]
-    if not known:
+    tagged = [phrase for phrase in concept_of if phrase in tags]
+    if not tagged:
         return {}
-    truth = [tags[phrase] for phrase in known]
-    concepts = [of[phrase] for phrase in known]
-    clusters = [str(cluster_of[phrase]) for phrase in known]
+    truth = [tags[phrase] for phrase in tagged]
+    concepts = [concept_of[phrase] for phrase in tagged]
+    clusters = [str(cluster_of[phrase]) for phrase in tagged]
     tags_in_cluster: dict[str, Counter[str]] = {}
     for cluster, tag in zip(clusters, truth, strict=True):
         tags_in_cluster.setdefault(cluster, Counter())[tag] += 1
     pure = sum(counts.most_common(1)[0][1] for counts in tags_in_cluster.values())
     return {
-        "same_name": sum(a == b for a, b in zip(truth, concepts, strict=True)) / len(known),
-        "purity": pure / len(known),
+        "same_name": sum(a == b for a, b in zip(truth, concepts, strict=True)) / len(tagged),
+        "purity": pure / len(tagged),
         "adjusted_rand": float(adjusted_rand_score(truth, concepts)),
         "mutual_information": float(normalized_mutual_info_score(truth, concepts)),
         "cluster_mutual_information": float(normalized_mutual_info_score(truth, clusters)),

@@ -117,7 +117,7 @@ def head_outputs(clip: Clip, batch: Tensor, layers: Sequence[int]) -> HeadOutput
     record = Record()
     rows = visual.final_rows(x, layers[0], read=_class_row(clip), record=record)  # [B, 1, D]
     spread = _spread(clip, rows.x[:, 0])  # [B, 1]
-    outputs = _recorded(record, layers) / spread[:, None, None]
+    outputs = _recorded_outputs(record, layers) / spread[:, None, None]
     return HeadOutputs(outputs, visual.project(rows)[:, 0].float())
 
 
@@ -166,8 +166,8 @@ def decompose(clip: Clip, images: ImagesOrPixels, layers: Iterable[int] | None =
         rest = rest + record[f"blocks.{layer}.mlp"][:, 0].float() + project.bias.float()
         if layer not in chosen:
             # [B, 1, H, d] -> [B, D]
-            rest = rest + _recorded(record, [layer]).flatten(1) @ project.weight.float().T
-    outputs = _recorded(record, chosen) / spread[:, None, None]
+            rest = rest + _recorded_outputs(record, [layer]).flatten(1) @ project.weight.float().T
+    outputs = _recorded_outputs(record, chosen) / spread[:, None, None]
     heads = torch.einsum("blhd,lhde->blhe", outputs, head_maps(clip, chosen))
     rest = (
         direct_term(visual, rest, spread) + visual.ln_post.bias.float() @ visual.projection_matrix().float()
@@ -229,7 +229,7 @@ class _PooledRun:
         self.pool_heads = added @ visual.projection_matrix().float()
 
 
-def _recorded(record: Record, layers: Sequence[int]) -> Tensor:
+def _recorded_outputs(record: Record, layers: Sequence[int]) -> Tensor:
     """The heads' class-token outputs, [B, L, H, d]."""
     return torch.stack([record[f"blocks.{layer}.attn.heads"][:, :, 0].float() for layer in layers], dim=1)
 

@@ -27,7 +27,7 @@ from dear.heads.moments import SAVE_EVERY, Moments, SavedMoments
 from dear.heads.names import CORE, PROTOTYPES, Head
 from dear.heads.role import Role
 from dear.heads.roles import RoleMap
-from dear.heads.rules import MeasuredHead, assign, check_rule
+from dear.heads.rules import HeadDescription, assign_roles, check_rule
 from dear.heads.sentences import DEFAULT, Embedder, sentence_embedder, unit
 from dear.heads.stability import REPLICATES, BlockMoments, bootstrap
 from dear.heads.textspan import Spans, textspan_moments
@@ -115,14 +115,16 @@ def discover_roles(
     progress = progress or silent
     options = _apply_changes(options or RoleOptions(), changes)
     chosen = clip.config.vision.last_third if options.layers is None else check_layers(clip, options.layers)
-    corpus = options.corpus or default_corpus(clip)
-    words = corpus if isinstance(corpus, Corpus) else load_corpus(corpus)
+    source = default_corpus(clip) if options.corpus is None else options.corpus
+    corpus = source if isinstance(source, Corpus) else load_corpus(source)
+    if not len(corpus):
+        raise RoleError(f"the corpus {corpus.name!r} must have at least one phrase, got none")
     if options.concepts == "tags":
-        tagged_concepts(words.texts, words.tags)  # every phrase must have one
+        tagged_concepts(corpus.texts, corpus.tags)  # every phrase must have one
     images = _open_images(images)
     _check_source(options.source, images)
     embed = sentence_embedder(options.sentences) if options.concepts != "tags" else None
-    texts, features, dropped = text_features(clip, words.texts, progress)
+    texts, features, dropped = text_features(clip, corpus.texts, progress)
     moments: Moments
     saved, linear_share, skipped = None, None, 0
     if images is None:
@@ -134,34 +136,34 @@ def discover_roles(
     spans = textspan_moments(moments, features, phrases)
     picked = _phrases(spans, texts, chosen)
     progress("concepts", 0, None)
-    concepts = _concepts(picked, options.concepts, words.tags, embed)
-    table, parameters = _assign_roles(picked, concepts.of, options)
+    concepts = _concepts(picked, options.concepts, corpus.tags, embed)
+    table, parameters = _roles_of(picked, concepts.concept_of, options)
     progress("stability", 0, None)
 
     def describe(new: Moments, rows: Sequence[int] = range(len(texts))) -> tuple[Picked, Mapping[str, str]]:
         """Phrases of each head, and their concepts, by other moments or with some of the phrases."""
         new_spans = textspan_moments(new, features[list(rows)], phrases)
         new_phrases = _phrases(new_spans, [texts[row] for row in rows], chosen)
-        return new_phrases, _concept_of(new_phrases, concepts, words.tags, embed)
+        return new_phrases, _concept_of(new_phrases, concepts, corpus.tags, embed)
 
-    def concepts_of(heads: Picked, of: Mapping[str, str]) -> list[list[str]]:
-        return [[of[phrase] for phrase in head] for head in heads.values()]
+    def concepts_of(heads: Picked, concept_of: Mapping[str, str]) -> list[list[str]]:
+        return [[concept_of[phrase] for phrase in head] for head in heads.values()]
 
     stability = information = None
     if isinstance(moments, BlockMoments):
         stability = bootstrap(
-            moments, lambda new: _assign_roles(*describe(new), options)[0], table, options.replicates
+            moments, lambda new: _roles_of(*describe(new), options)[0], table, options.replicates
         )
     elif options.replicates:
         stability = phrase_stability(
-            lambda rows: _assign_roles(*describe(moments, rows), options)[0],
+            lambda rows: _roles_of(*describe(moments, rows), options)[0],
             table,
             len(texts),
             options.replicates,
         )
     if options.replicates:
         information = measure_information(
-            concepts_of(picked, concepts.of), moments, lambda new: concepts_of(*describe(new))
+            concepts_of(picked, concepts.concept_of), moments, lambda new: concepts_of(*describe(new))
         )
     if saved is not None:
         saved.remove()
@@ -171,7 +173,7 @@ def discover_roles(
         **({} if images is None else {"image_count": moments.count}),
         **({"unreadable_images": skipped} if skipped else {}),
         "image_source": name if isinstance(name, str) else "",
-        "corpus": {"name": words.name, "phrases": len(words), "indistinct": dropped},
+        "corpus": {"name": corpus.name, "phrases": len(corpus), "indistinct": dropped},
         "phrases_per_head": phrases,
         **({} if stability is None else {"stability": stability.evidence()}),
         **({} if information is None else {"information": structs.asdict(information)}),
@@ -181,7 +183,7 @@ def discover_roles(
             str(layer): [round(part, 4) for part in row]
             for layer, row in zip(chosen, explained.tolist(), strict=True)
         },
-        "concept_of": dict(sorted(concepts.of.items())),
+        "concept_of": dict(sorted(concepts.concept_of.items())),
     }
     vision = clip.config.vision
     about = (clip.name, clip.fingerprint, vision.layers, options.rule, parameters, options.core)
@@ -330,40 +332,41 @@ def _concepts(
     embed: Embedder | None,
 ) -> Concepts:
     """The concepts of all picked phrases; `embed` is needed for all ways but the tags."""
-    different = list(dict.fromkeys(phrase for _, phrases in sorted(picked.items()) for phrase in phrases))
-    if not different:
+    phrases = list(dict.fromkeys(phrase for _, row in sorted(picked.items()) for phrase in row))
+    if not phrases:
         raise RoleError("role discovery needs images that differ; no head's output varies over these")
     if embed is None:
-        return tagged_concepts(different, tags)
+        return tagged_concepts(phrases, tags)
     if way == "clusters":
-        return cluster_concepts(different, embed, tags)
-    return fixed_concepts(different, embed, way if isinstance(way, Mapping) else PROTOTYPES, tags)
+        return cluster_concepts(phrases, embed, tags)
+    return fixed_concepts(phrases, embed, way if isinstance(way, Mapping) else PROTOTYPES, tags)
 
 
-def _assign_roles(
-    picked: Picked, of: Mapping[str, str], options: RoleOptions
+def _roles_of(
+    picked: Picked, concept_of: Mapping[str, str], options: RoleOptions
 ) -> tuple[dict[Head, Role], dict[str, float]]:
     """The roles of heads with these phrases and concepts, and the parameters of the rule."""
     heads = {
-        key: MeasuredHead.of(phrases, [of[phrase] for phrase in phrases]) for key, phrases in picked.items()
+        key: HeadDescription.of(phrases, [concept_of[phrase] for phrase in phrases])
+        for key, phrases in picked.items()
     }
-    return assign(heads, options.rule, options.value, options.core)
+    return assign_roles(heads, options.rule, options.value, options.core)
 
 
 def _concept_of(
     picked: Picked, concepts: Concepts, tags: Mapping[str, str], embed: Embedder | None
 ) -> dict[str, str]:
     """The concept of each picked phrase: as discovered, and for new phrases that of the nearest cluster."""
-    of = dict(concepts.of)
+    concept_of = dict(concepts.concept_of)
     new_phrases = list(
-        dict.fromkeys(phrase for phrases in picked.values() for phrase in phrases if phrase not in of)
+        dict.fromkeys(phrase for phrases in picked.values() for phrase in phrases if phrase not in concept_of)
     )
     if not new_phrases:
-        return of
+        return concept_of
     if embed is None or not concepts.clusters:
-        return of | {phrase: tags.get(phrase, "") for phrase in new_phrases}
+        return concept_of | {phrase: tags.get(phrase, "") for phrase in new_phrases}
     centers = np.array([cluster.centroid for cluster in concepts.clusters])  # [k, d]
     nearest = (unit(embed(new_phrases)) @ centers.T).argmax(axis=1)
-    return of | {
+    return concept_of | {
         phrase: concepts.clusters[index].concept for phrase, index in zip(new_phrases, nearest, strict=True)
     }

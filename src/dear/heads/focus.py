@@ -68,7 +68,7 @@ class FocusChoice:
     role: str | None  #: None: on nothing; the whole feature is used
     heads: tuple[Head, ...] = ()
     weight: float = 1.0  #: of the heads relative to the whole feature
-    why: str = ""  #: one sentence for people
+    reason: str = ""  #: one sentence for people
     #: cross-validated accuracy on the training images by role, and with none; empty where it was not measured
     scores: Mapping[str, float] = field(default_factory=dict)
 
@@ -99,13 +99,13 @@ def choose_focus(
     if best[0] == NONE:
         tried = max(parts, key=lambda role: accuracy[role], default=None)
         nearest = "" if tried is None else f", at best {accuracy[tried]:.1%} with {tried}"
-        why = f"no role is clearly better than none ({none.accuracy:.1%} in cross-validation{nearest})"
-        return FocusChoice(None, why=why, scores=accuracy)
-    why = _accuracy_sentence(best[0], trials[best].accuracy, none.accuracy)
-    return FocusChoice(best[0], heads[best[0]], best[1], why, accuracy)
+        reason = f"no role is clearly better than none ({none.accuracy:.1%} in cross-validation{nearest})"
+        return FocusChoice(None, reason=reason, scores=accuracy)
+    reason = _accuracy_sentence(best[0], trials[best].accuracy, none.accuracy)
+    return FocusChoice(best[0], heads[best[0]], best[1], reason, accuracy)
 
 
-def choose_weight(
+def choose_focus_weight(
     features: Tensor,
     part: Tensor,
     labels: Tensor,
@@ -118,10 +118,10 @@ def choose_weight(
     none = trials.pop((NONE, 0.0))
     best = min(trials, key=lambda key: float(trials[key].error.mean()))
     accuracy, gain = trials[best].accuracy, none.error - trials[best].error
-    why = _accuracy_sentence(role, accuracy, none.accuracy)
+    reason = _accuracy_sentence(role, accuracy, none.accuracy)
     if not _exceeds_margin(gain):
-        why += "; this focus gains nothing here"
-    return FocusChoice(role, heads, best[1], why, {NONE: none.accuracy, role: accuracy})
+        reason += "; this focus gains nothing here"
+    return FocusChoice(role, heads, best[1], reason, {NONE: none.accuracy, role: accuracy})
 
 
 @torch.no_grad()
@@ -133,24 +133,22 @@ def focus_by_names(clip: Clip, classes: Sequence[str], heads: Mapping[str, tuple
     """
     owners: list[str] = []
     words: list[Tensor] = []
-    for known in known_concepts().values():
+    for concept in known_concepts().values():
         try:
-            _, features = value_features(clip, known)
+            _, features = value_features(clip, concept)
         except UsageError:  # a text tower with a reduced vocabulary reads too few of its words
             continue
         words.append(features)
-        owners += [known.name] * len(features)
+        owners += [concept.name] * len(features)
     nearest = (word_features(clip, classes) @ torch.cat(words).T).argmax(dim=1)
-    concept, votes = Counter(owners[index] for index in nearest.tolist()).most_common(1)[0]
+    name, votes = Counter(owners[index] for index in nearest.tolist()).most_common(1)[0]
     share = votes / len(classes)
-    evidence = f"{share:.0%} of the class names are nearest to words for {concept}"
+    evidence = f"{share:.0%} of the class names are nearest to words for {name}"
     if share < _NAME_SHARE:
-        return FocusChoice(None, why=f"the class names match no concept clearly: {evidence}")
-    if concept not in heads:
-        return FocusChoice(None, why=f"{evidence}, which no head of the role map has")
-    return FocusChoice(
-        concept, heads[concept], 1.0, f"{evidence}; one image per class is too few to measure it"
-    )
+        return FocusChoice(None, reason=f"the class names match no concept clearly: {evidence}")
+    if name not in heads:
+        return FocusChoice(None, reason=f"{evidence}, which no head of the role map has")
+    return FocusChoice(name, heads[name], 1.0, f"{evidence}; one image per class is too few to measure it")
 
 
 def _accuracy_sentence(role: str, accuracy: float, none: float) -> str:
@@ -200,11 +198,12 @@ def _cross_validate(
         unit = centered_unit(values[rows].double())[0]
         return unit @ unit.T
 
-    whole = gram(features)
-    trials = {(NONE, 0.0): _ridge(whole, labels, folds)}
+    feature_products = gram(features)
+    trials = {(NONE, 0.0): _ridge(feature_products, labels, folds)}
     for role, part in parts.items():
-        products = gram(part)
-        trials |= {(role, weight): _ridge(whole + weight**2 * products, labels, folds) for weight in WEIGHTS}
+        products = gram(part)  # [n, n]
+        for weight in WEIGHTS:
+            trials[role, weight] = _ridge(feature_products + weight**2 * products, labels, folds)
     return trials
 
 
@@ -212,7 +211,7 @@ def _ridge(gram: Tensor, labels: Tensor, folds: Sequence[Tensor]) -> _Trial:
     """Ridge regression on one-hot labels with products [n, n] of the features; a bias has the product 1."""
     gram = gram + 1
     truth = F.one_hot(labels).to(gram)
-    guess = torch.zeros_like(truth)
+    predictions = torch.zeros_like(truth)  # [n, C]
     for fold in folds:
         for number in range(_FOLDS):
             held_out, training = fold == number, fold != number
@@ -220,10 +219,10 @@ def _ridge(gram: Tensor, labels: Tensor, folds: Sequence[Tensor]) -> _Trial:
                 continue
             inner = gram[training][:, training]
             solved = torch.linalg.solve(inner + _RIDGE * torch.eye(len(inner)).to(inner), truth[training])
-            guess[held_out] += gram[held_out][:, training] @ solved / len(folds)
+            predictions[held_out] += gram[held_out][:, training] @ solved / len(folds)
     answered = folds[0] >= 0
-    accuracy = float((guess.argmax(dim=1) == labels)[answered].double().mean())
-    return _Trial((guess - truth)[answered].square().sum(dim=1), accuracy)
+    accuracy = float((predictions.argmax(dim=1) == labels)[answered].double().mean())
+    return _Trial((predictions - truth)[answered].square().sum(dim=1), accuracy)
 
 
 def _sample_rows(labels: Tensor) -> Tensor:

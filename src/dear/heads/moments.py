@@ -68,7 +68,7 @@ class Moments:
         return (self.total[..., None, :] @ self.maps.double())[..., 0, :] / max(self.count, 1)
 
 
-def moments(clip: Clip, batches: Iterable[Tensor], layers: Iterable[int] | None = None) -> Moments:
+def compute_moments(clip: Clip, batches: Iterable[Tensor], layers: Iterable[int] | None = None) -> Moments:
     """Moments of the heads of `layers` (None: all) over batches of normalized pixels, in constant memory."""
     chosen = check_layers(clip, layers)
     result = Moments(head_maps(clip, chosen), chosen)
@@ -98,8 +98,8 @@ class SavedMoments:
         Images that could not be read are done, but not part of the moments.
         """
         try:
-            tensors, words = read_safetensors(self.path, "kept moments")
-            key, *numbers = words["dear"].split()
+            tensors, metadata = read_safetensors(self.path, "saved moments")
+            key, *numbers = metadata["dear"].split()
             count, done = (int(number) for number in numbers if number.isdecimal() and len(number) <= 12)
             require_finite(tensors, str(self.path))
         except (DearError, KeyError, ValueError):  # missing or damaged: the images are read again
@@ -109,7 +109,7 @@ class SavedMoments:
         return done if moments.restore(tensors, count) else 0
 
     def save(self, moments: Moments, done: int) -> None:
-        """Keep the moments of the first `done` images."""
+        """Save the moments of the first `done` images."""
         write_safetensors(self.path, moments.tensors(), {"dear": f"{self.key} {moments.count} {done}"})
 
     def remove(self) -> None:

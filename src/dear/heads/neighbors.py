@@ -43,8 +43,8 @@ class HeadIndex:
         self.spaces = attribute_heads(roles)
         self._layers = tuple(roles.layers)
         maps = head_maps(clip, self._layers).float().cpu()
-        self._small = torch.linalg.qr(maps.transpose(-1, -2), mode="r").R  # [L, H, d', d]
-        self._whole = F.normalize(features, dim=1)
+        self._maps = torch.linalg.qr(maps.transpose(-1, -2), mode="r").R  # [L, H, d', d]
+        self._features = F.normalize(features, dim=1)
         self._centers, self._rows = {}, {}
         for name in self.spaces:
             self._rows[name], self._centers[name] = centered_unit(self._space(name, outputs))
@@ -52,14 +52,14 @@ class HeadIndex:
     def similarities(self, name: str, feature: Tensor, outputs: Tensor) -> Tensor:
         """Cosines [n] with a query's feature [E] and outputs [L, H, d]; -2 for the query itself."""
         query = centered_unit(self._space(name, outputs[None]), self._centers[name])[0][0]
-        same = self._whole @ F.normalize(feature, dim=0) > SAME
+        same = self._features @ F.normalize(feature, dim=0) > SAME
         return (self._rows[name] @ query).masked_fill(same, -2.0)
 
     def _space(self, name: str, outputs: Tensor) -> Tensor:
         parts = []
         for layer, head in self.spaces[name]:
             row = self._layers.index(layer)
-            parts.append(outputs[:, row, head] @ self._small[row, head].T)
+            parts.append(outputs[:, row, head] @ self._maps[row, head].T)
         return torch.cat(parts, dim=1)
 
 

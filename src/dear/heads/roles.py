@@ -73,7 +73,7 @@ class RoleMap(Strict, frozen=True):
     def _repr_html_(self) -> str:
         """A table of layers and heads, for notebooks; the phrases of a head are its tooltip."""
         caveat = f"<p>{html.escape(self.caveat())}</p>" if self.caveat() else ""
-        shown = self.to_show()
+        shown = self.for_display()
         columns = "".join(f"<th>{head}</th>" for head in range(self.heads))
         rows = []
         for layer in self.layers:
@@ -97,7 +97,7 @@ class RoleMap(Strict, frozen=True):
 
         rows = [
             (layer, head, role.kind, role.concept, role.entropy, "; ".join(role.phrases))
-            for (layer, head), role in self.to_show()
+            for (layer, head), role in self.for_display()
         ]
         return pd.DataFrame(rows, columns=["layer", "head", "kind", "concept", "entropy", "phrases"])
 
@@ -121,7 +121,7 @@ class RoleMap(Strict, frozen=True):
     def __len__(self) -> int:
         return len(self.table)
 
-    def weights(self) -> str:
+    def backbone_source(self) -> str:
         """What to load as the backbone: its location, while it exists; else its name."""
         path = self.location
         return path if path and os.path.isabs(path) and os.path.exists(path) else self.backbone
@@ -155,12 +155,12 @@ class RoleMap(Strict, frozen=True):
             f"{information.rotated:.2f} ± {information.deviation:.2f}."
         )
 
-    def to_show(self) -> RoleMap:
+    def for_display(self) -> RoleMap:
         """The map for people: itself, or one without concepts and phrases where it is close to chance.
 
         >>> chance = {"information": {"bits": 0.4, "rotated": 0.39, "deviation": 0.02, "rotations": 8}}
-        >>> shown = structs.replace(RoleMap.table2(), evidence=chance).to_show()
-        >>> shown.counts()["mixed"] == len(shown), RoleMap.table2().to_show() == RoleMap.table2()
+        >>> shown = structs.replace(RoleMap.table2(), evidence=chance).for_display()
+        >>> shown.counts()["mixed"] == len(shown), RoleMap.table2().for_display() == RoleMap.table2()
         (True, True)
         """
         if not self.caveat():

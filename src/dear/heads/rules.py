@@ -21,14 +21,14 @@ ROLE_CHANGES = ("uniform", "shuffled", "quantile", "dominant", "concepts", "from
 
 
 @dataclass(frozen=True)
-class MeasuredHead:
-    """What a rule may look at: a head's phrases and the share of them in each concept, largest first."""
+class HeadDescription:
+    """A head's phrases, and the share of them in each concept, largest first: the input of a rule."""
 
     phrases: tuple[str, ...]
     shares: Mapping[str, float]
 
     @classmethod
-    def of(cls, phrases: Sequence[str], concepts: Sequence[str]) -> MeasuredHead:
+    def of(cls, phrases: Sequence[str], concepts: Sequence[str]) -> HeadDescription:
         """From the concept of each phrase (eq. 3)."""
         return cls(tuple(phrases), concept_shares(concepts))
 
@@ -36,7 +36,7 @@ class MeasuredHead:
     def leading(self) -> tuple[str, float]:
         """The concept with the largest share, and that share; on a tie the one of the earlier phrase.
 
-        >>> MeasuredHead.of(("b", "a"), ("Shape", "Color")).leading
+        >>> HeadDescription.of(("b", "a"), ("Shape", "Color")).leading
         ('Shape', 0.5)
         """
         return next(iter(self.shares.items()), ("", 0.0))
@@ -58,7 +58,7 @@ _THRESHOLDS = {"dominant": ("tau", 0.35, 1.0), "quantile": ("q", 0.20, 0.5)}
 
 
 def quantile(
-    heads: Mapping[Head, MeasuredHead], q: float = 0.20, core: tuple[str, ...] = CORE
+    heads: Mapping[Head, HeadDescription], q: float = 0.20, core: tuple[str, ...] = CORE
 ) -> dict[Head, Role]:
     """Roles by rank of Concept Entropy: lowest share `q` specialized, highest `q` generalization, rest mixed.
 
@@ -82,7 +82,7 @@ def quantile(
 
 
 def dominant(
-    heads: Mapping[Head, MeasuredHead], tau: float = 0.35, core: tuple[str, ...] = CORE
+    heads: Mapping[Head, HeadDescription], tau: float = 0.35, core: tuple[str, ...] = CORE
 ) -> dict[Head, Role]:
     """Roles by leading share: at least `tau` of the phrases in one concept, else mixed.
 
@@ -103,13 +103,13 @@ def dominant(
     return table
 
 
-def _specialized(head: MeasuredHead, core: tuple[str, ...]) -> Role:
+def _specialized(head: HeadDescription, core: tuple[str, ...]) -> Role:
     concept, _ = head.leading
     return head.role("core" if concept in core else "other", concept)
 
 
-def assign(
-    heads: Mapping[Head, MeasuredHead],
+def assign_roles(
+    heads: Mapping[Head, HeadDescription],
     rule: str = "dominant",
     value: float | None = None,
     core: tuple[str, ...] = CORE,
@@ -148,10 +148,11 @@ def reassign_roles(roles: RoleMap, rule: str, value: float | None = None) -> Rol
     """The same measured heads under another rule or threshold: nothing is computed on images again."""
     if not any(role.shares for role in roles.table.values()):
         raise RoleError(f"the rule {rule!r} needs measured shares; a role map of {roles.rule!r} has none")
-    heads = {key: MeasuredHead(role.phrases, role.shares) for key, role in roles}
-    table, parameters = assign(heads, rule, value, roles.core)
-    kept = {name: value for name, value in roles.parameters.items() if name not in ("q", "tau", "of", "seed")}
-    return replace(roles, table=table, rule=rule, parameters=kept | parameters)
+    heads = {key: HeadDescription(role.phrases, role.shares) for key, role in roles}
+    table, parameters = assign_roles(heads, rule, value, roles.core)
+    replaced = ("q", "tau", "of", "seed")
+    others = {name: value for name, value in roles.parameters.items() if name not in replaced}
+    return replace(roles, table=table, rule=rule, parameters=others | parameters)
 
 
 def derive_roles(roles: RoleMap, spec: str) -> RoleMap:
@@ -210,8 +211,8 @@ def with_concepts(roles: RoleMap, count: int) -> RoleMap:
     def rank(concept: str) -> tuple[bool, int, int]:
         return concept not in roles.core, -specialized.count(concept), order.get(concept, len(order))
 
-    known = dict.fromkeys((*roles.core, *(concept for concept in CONCEPTS if concept != GENERAL)))
-    core = tuple(sorted(known, key=rank)[:count])
+    concepts = dict.fromkeys((*roles.core, *(concept for concept in CONCEPTS if concept != GENERAL)))
+    core = tuple(sorted(concepts, key=rank)[:count])
     table = {
         key: replace(role, kind="core" if role.concept in core else "other")
         if role.kind in ("core", "other")

@@ -116,7 +116,7 @@ def bootstrap(
     return measure_stability(roles, (find(moments.replicate(seed)) for seed in range(replicates)))
 
 
-def warnings_about(roles: RoleMap) -> list[str]:
+def role_map_warnings(roles: RoleMap) -> list[str]:
     """Warnings about a role map, for its user."""
     warnings = []
     counts = roles.counts()

@@ -97,7 +97,7 @@ def _picks(
     axes = vectors.flip(-1)[:, :, :rank] * keep[:, None, :]  # V, zero columns beyond the numerical rank
     T = text @ axes  # [K, m, r]
     TS = T @ (axes.transpose(1, 2) @ covariance @ axes)  # [K, m, r]
-    whole = covariance.diagonal(dim1=1, dim2=2).sum(-1)  # [K]
+    total_variance = covariance.diagonal(dim1=1, dim2=2).sum(-1)  # [K]
     heads = torch.arange(len(square), device=square.device)
     picks, explained = [], []
     alive = torch.ones_like(heads, dtype=torch.bool)
@@ -112,7 +112,7 @@ def _picks(
         T = T - share * t[:, None]
         TS = TS - share * ts[:, None]
         picks.append(torch.where(alive, pick, -1))
-        explained.append(torch.where(alive, best / length[:, 0] / whole.clamp(min=1e-300), 0.0))
+        explained.append(torch.where(alive, best / length[:, 0] / total_variance.clamp(min=1e-300), 0.0))
     return torch.stack(picks, 1), torch.stack(explained, 1), keep.sum(1)
 
 

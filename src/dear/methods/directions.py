@@ -133,7 +133,7 @@ def compare_without_image(
     return products
 
 
-def choose_weight(
+def choose_direction_weight(
     features: Tensor, labels: Tensor, texts: Tensor, directions: Directions, center: float, scale: float
 ) -> Tensor:
     """The lambda of `WEIGHTS` with the smallest leave-one-out loss on frozen features, [].
@@ -168,13 +168,13 @@ def initial_weight(
     scale: float,
     share_of_error: float,
 ) -> Tensor:
-    """Lambda before training, []: that of `choose_weight`, which takes the same arguments.
+    """Lambda before training, []: that of `choose_direction_weight`, which takes the same arguments.
 
     With one image per class none can be left out; lambda is then `share_of_error` times the error of the
     frozen texts on the training images, and is not learned.
     """
     if directions.leaves_out:
-        return choose_weight(features, labels, texts, directions, center, scale)
+        return choose_direction_weight(features, labels, texts, directions, center, scale)
     centered = features - features.mean(dim=0)
     predictions = (centered @ texts.to(centered).T).argmax(dim=1)  # [n]
     correct = indicators(labels, len(texts)).gather(1, predictions[:, None])[:, 0]  # [n]

@@ -38,7 +38,7 @@ def head_map(roles: RoleMap, only: Collection[tuple[int, int]] | None = None) ->
     >>> head_map(RoleMap.table2()).rows[0][0]
     12
     """
-    roles = roles.to_show()
+    roles = roles.for_display()
     colors = colors_of(roles)
     short = short_names([_text(role) for _, role in roles])
 

@@ -346,7 +346,7 @@ def _backbone(folder: Path, config: Spec, backbone: Any, device: str | torch.dev
         clip.name = config.backbone
         return clip
     try:
-        return load(config.weights() if backbone is None else backbone, device=device)
+        return load(config.backbone_source() if backbone is None else backbone, device=device)
     except CheckpointError as error:
         if backbone is not None:
             raise

@@ -262,7 +262,7 @@ class Spec(Strict, frozen=True):
         """Whether images have several labels."""
         return self.task == "several labels"
 
-    def weights(self) -> str | Path:
+    def backbone_source(self) -> str | Path:
         """What to load as the backbone: its original path if that exists, otherwise its name."""
         path = self.backbone_path
         return Path(path) if path and os.path.isabs(path) and os.path.exists(path) else self.backbone

@@ -56,7 +56,7 @@ class HeadViewer:
     def view(self, key: Key, progress: Progress | None = None) -> HeadView:
         """Everything the tab shows about one head."""
         roles, images, collected = self.collected(progress)
-        role, clip = roles.to_show()[key], self.state.clip
+        role, clip = roles.for_display()[key], self.state.clip
         phrase = role.phrases[0] if role.phrases else None
         text = None if phrase is None else clip.encode_text([phrase])[0].float().cpu()
         active = activating_images(collected, key, text, phrase, _SHOWN)

@@ -14,10 +14,10 @@ from torch import Tensor
 from dear import world
 from dear.clip.model import Clip
 from dear.heads.collect import HeadContributions, collect_contributions
+from dear.heads.explained_variance import explained_variance
 from dear.heads.names import Head
 from dear.heads.neighbors import head_space, precision_at
 from dear.heads.roles import RoleMap
-from dear.heads.truth import explained_variance
 from dear.report.page import Thumbnail, thumbnail
 from dear.tasks.demo.facts import PrecisionRow, RetrievalFacts, TruthRow
 from dear.tasks.mini.measure import batches

@@ -12,8 +12,8 @@ from dear import world
 from dear.clip.model import Clip
 from dear.heads.contributions import head_maps, head_outputs
 from dear.heads.discover import discover_roles
+from dear.heads.explained_variance import explained_variance
 from dear.heads.roles import RoleMap
-from dear.heads.truth import explained_variance
 from dear.images.views import normalize
 from dear.tasks.load import load_backbone
 from dear.utils.files import PathLike, check_output, write_json

@@ -83,7 +83,7 @@ def measure_heads(
     """
     if clip is not None:
         roles.check(clip, allow_other)
-    roles = roles.to_show()
+    roles = roles.for_display()
     progress("plane", 0, None)
     plane = phrase_plane(list(roles.evidence.get("concept_of", {})))
     if clip is None or images is None:

@@ -51,7 +51,7 @@ def roles_page(
     >>> page.startswith("<!doctype html>"), "Photo taken in Namib Desert" in page
     (True, True)
     """
-    evidence, shown = evidence or HeadEvidence(), roles.to_show()
+    evidence, shown = evidence or HeadEvidence(), roles.for_display()
     return render(
         "roles.html",
         title=f"What the heads of {roles.backbone or 'this backbone'} do",

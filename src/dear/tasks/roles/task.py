@@ -158,7 +158,7 @@ def report(
         roles, clip, images, limit=limit, allow_other=allow_other_roles, progress=progress
     )
     named = backbone.source if isinstance(backbone, Clip) else backbone
-    name = shlex.quote(str(named or roles.weights() or "BACKBONE"))
+    name = shlex.quote(str(named or roles.backbone_source() or "BACKBONE"))
     adapt = f"dear adapt --data photos/ --backbone {name} --roles {file} --out run"
     again = f"dear roles report {file} --backbone {name} --images photos/ --out {out}"
     steps = {
@@ -174,7 +174,7 @@ def _backbone_of(roles: RoleMap, file: PathLike, device: str) -> Clip:
     if not roles.backbone:
         raise UsageError(f"{file}: names no backbone", hint="backbone")
     try:
-        return load_backbone(roles.weights(), device)
+        return load_backbone(roles.backbone_source(), device)
     except DearError:
         place = roles.location or roles.backbone
         raise UsageError(f"{file}: its backbone {place!r} cannot be loaded", hint="backbone") from None

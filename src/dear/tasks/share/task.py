@@ -116,7 +116,7 @@ def bundle(run: str | os.PathLike[str], out: str | os.PathLike[str], backbone: A
     check_output(target)
     files = _run_files(folder)
     config = read_config(folder)
-    weights = config.weights() if backbone is None else backbone
+    weights = config.backbone_source() if backbone is None else backbone
     load_run(folder, weights)  # refuses another backbone than the one it was trained on
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.part")

@@ -171,7 +171,7 @@ def prepare(
     texts = ClassTexts(resolve_texts(listed, images.classes, template) if listed else {})
     if unlabeled is None and spec.unlabeled_weight != 0:
         unlabeled = find_pool(spec, images, None if drawn else every, drawn)
-    clip = load(spec.weights(), device=pick_device(device)) if clip is None else clip
+    clip = load(spec.backbone_source(), device=pick_device(device)) if clip is None else clip
     notices = [*backbone_notices(clip, images), *image_notices(images, spec.balance)]
     missing = () if unlabeled is None else classes_without_labels(images.labels, images.classes)
     if missing:

@@ -10,7 +10,7 @@ from dear.errors import DearError, DiskError
 from dear.heads.discover import discover_roles, location_of
 from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.roles import RoleMap
-from dear.heads.stability import warnings_about
+from dear.heads.stability import role_map_warnings
 from dear.runs.spec import data_digest, digest
 from dear.utils.files import PathLike
 from dear.utils.progress import Progress
@@ -29,7 +29,7 @@ def roles_for(
     """
     if roles is not None:
         roles = roles if isinstance(roles, RoleMap) else read_roles(roles)
-        return roles, warnings_about(roles) if roles.evidence else []
+        return roles, role_map_warnings(roles) if roles.evidence else []
     known = known_roles(clip)
     if known is not None:
         return known, []
@@ -45,13 +45,13 @@ def roles_for(
             cached.unlink(missing_ok=True)
         else:
             notice = f"roles of {clip.name} were discovered before on these {len(sample)} images ({cached})"
-            return role_map, [notice, *warnings_about(role_map)]
+            return role_map, [notice, *role_map_warnings(role_map)]
     role_map = discover_roles(clip, sample, concepts="tags", progress=progress)
     counts = ", ".join(f"{number} {kind}" for kind, number in role_map.counts().items())
     notices = [
         f"no role map of {clip.name} was passed; roles were discovered on {len(sample)} images ({counts})"
     ]
-    notices += warnings_about(role_map)
+    notices += role_map_warnings(role_map)
     try:
         role_map.save(cached)
     except DiskError as error:
