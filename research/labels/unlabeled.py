@@ -52,7 +52,16 @@ from dear.train.fit import fit
 from dear.train.setup.prepare import Job, prepare, recipe_for
 from dear.train.setup.roles import roles_for
 from dear.train.setup.unlabeled import Pool
-from dear.unlabeled import UNLABELED, choose_next, decide_on_pool, fit_semi_supervised_probe
+from dear.unlabeled import (
+    UNLABELED,
+    choose_next,
+    compare_with_labeled_only,
+    fit_semi_supervised_probe,
+    judge_pool,
+    mean_confidence,
+    measure_nearness,
+)
+from dear.unlabeled.pool import MAX_FOREIGN_SHARE
 
 Row = dict[str, Any]
 QUICK = ("linear-probe", "lp-plus-plus", "proker")  # on frozen features: each decides itself
@@ -336,15 +345,23 @@ def measure_features(
         known = torch.cat([labels, torch.full((len(pool),), UNLABELED)])
         if not len(pool):
             return fit_semi_supervised_probe(labeled, labels, texts).probe.logits(tests), {}
-        decision = decide_on_pool(features, known, texts)
-        kept = ~decision.foreign if decision.use else known != UNLABELED
-        facts = {
+        near = measure_nearness(pool, labeled)
+        kept = torch.cat([torch.ones(len(labeled), dtype=torch.bool, device=labels.device), ~near.foreign])
+        reason, facts = "far", dict[str, object]()
+        if near.share <= MAX_FOREIGN_SHARE:
+            comparison = compare_with_labeled_only(features[kept], known[kept], texts)
+            fit = fit_semi_supervised_probe(features[kept], known[kept], texts)
+            reason = judge_pool(comparison, mean_confidence(fit.probabilities, known[kept]))
+            facts = comparison.facts()
+        if reason not in ("helps", "unknown"):
+            kept = known != UNLABELED
+        decision = {
             "used": int(kept.sum()) - len(labels),
-            "foreign": int(decision.foreign.sum()),
-            "reason": decision.reason,
-            "cross_validation": decision.comparison.facts(),
+            "foreign": int(near.foreign.sum()),
+            "reason": reason,
+            "cross_validation": facts,
         }
-        return fit_semi_supervised_probe(features[kept], known[kept], texts).probe.logits(tests), facts
+        return fit_semi_supervised_probe(features[kept], known[kept], texts).probe.logits(tests), decision
     scale = float(texts.norm(dim=1).mean())
     if method == "transclip":
         return transclip(labeled, labels, pool, texts / scale, scale)(tests), {}

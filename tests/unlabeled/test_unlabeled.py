@@ -20,10 +20,10 @@ from dear.unlabeled import (
     choose_typical,
     classes_without_labels,
     compare_with_labeled_only,
-    decide_on_pool,
     fit_probe,
     fit_semi_supervised_probe,
     forecast_gain,
+    judge_pool,
     learning_curve,
     measure_nearness,
     nearest_neighbors,
@@ -32,10 +32,9 @@ from dear.unlabeled import (
     select_pseudo_labels,
 )
 from dear.unlabeled import graph as graph_module
-from dear.unlabeled import pool as pool_module
 from dear.unlabeled.forecast import wilson_interval
 from dear.unlabeled.graph import largest_in_rows
-from dear.unlabeled.pool import duplicate_groups, label_folds
+from dear.unlabeled.pool import MAX_FOREIGN_SHARE, MIN_CONFIDENCE, duplicate_groups, label_folds
 from dear.unlabeled.probe import balance_and_sharpen, pool_weights
 
 
@@ -230,9 +229,8 @@ def test_words_that_answer_the_labels_no_better_than_chance_select_the_image_spa
 )
 def test_labels_that_do_not_fit_are_refused(labels: list[int], message: str) -> None:
     features = F.normalize(torch.rand(2, 4), dim=1)
-    for function in (fit_semi_supervised_probe, decide_on_pool):
-        with pytest.raises(InputError, match=message):
-            function(features, torch.tensor(labels), torch.zeros(3, 4))
+    with pytest.raises(InputError, match=message):
+        fit_semi_supervised_probe(features, torch.tensor(labels), torch.zeros(3, 4))
 
 
 def test_classes_without_labels_are_named() -> None:
@@ -248,42 +246,19 @@ def test_nearness_is_the_mean_of_the_nearest_cosines() -> None:
         assert float(near.values[row]) == pytest.approx(sum(cosines[:5]) / 5, abs=1e-5)
 
 
-def test_images_of_another_kind_are_foreign_and_a_pool_of_them_is_far() -> None:
+def test_images_of_another_kind_are_foreign() -> None:
     features, truth = clouds(images=40, spread=0.2)
     other = -F.normalize(features.sum(dim=0) + 0.1 * torch.randn(120, 8), dim=1)
-    labels = torch.cat([hide(truth, 4), torch.full((120,), UNLABELED)])
-    decision = decide_on_pool(torch.cat([features, other]), labels, torch.zeros(3, 8))
-    assert bool(decision.foreign[120:].all())
-    assert float(decision.foreign[:120].float().mean()) < 0.3
-    assert not bool(decision.foreign[labels != UNLABELED].any())
-    far = decide_on_pool(torch.cat([features, other]), torch.cat([truth, labels[120:]]), torch.zeros(3, 8))
-    assert (far.use, far.reason) == (False, "far")
-
-
-def test_an_empty_pool_is_reported() -> None:
-    features, truth = clouds()
-    decision = decide_on_pool(features, truth, torch.zeros(3, 8))
-    assert (decision.use, decision.reason) == (False, "empty")
+    labeled = hide(truth, 4) != UNLABELED
+    near = measure_nearness(torch.cat([features[~labeled], other]), features[labeled])
+    assert bool(near.foreign[-120:].all())
+    assert float(near.foreign[:-120].float().mean()) < 0.3
+    assert measure_nearness(other, features).share > MAX_FOREIGN_SHARE
 
 
 def test_one_label_per_class_cannot_be_held_out() -> None:
     features, truth = clouds()
-    decision = decide_on_pool(features, hide(truth, 1), torch.zeros(3, 8))
-    assert (decision.use, decision.reason, decision.comparison.images) == (True, "unknown", 0)
-
-
-def test_an_uncertain_pool_is_left_out_where_no_label_can_be_held_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    features, truth = clouds()
-    labels = hide(truth, 1)
-    kept = ~decide_on_pool(features, labels, torch.zeros(3, 8)).foreign
-    fit = fit_semi_supervised_probe(features[kept], labels[kept], torch.zeros(3, 8))
-    confidence = float(fit.probabilities[labels[kept] == UNLABELED].max(dim=1).values.mean())
-    for least, reason in ((confidence - 0.01, "unknown"), (confidence + 0.01, "unsure")):
-        monkeypatch.setattr(pool_module, "LEAST_CONFIDENCE", least)
-        decision = decide_on_pool(features, labels, torch.zeros(3, 8))
-        assert (decision.use, decision.reason) == (reason == "unknown", reason)
+    assert compare_with_labeled_only(features, hide(truth, 1), torch.zeros(3, 8)).images == 0
 
 
 def test_unlabeled_images_of_a_class_weigh_at_most_half_its_labels() -> None:
@@ -343,15 +318,15 @@ def test_cross_validation_holds_every_image_out_once() -> None:
         (Comparison(40, 30, 31, 1, 0), "helps"),
         (Comparison(8, 6, 6, 0, 0), "unknown"),
         (Comparison(8, 6, 3, 0, 3), "no gain"),
+        (Comparison(0, 0, 0, 0, 0), "unknown"),
     ],
 )
 def test_a_pool_is_left_out_unless_more_held_out_images_are_answered_rightly(
-    comparison: Comparison, reason: str, monkeypatch: pytest.MonkeyPatch
+    comparison: Comparison, reason: str
 ) -> None:
-    monkeypatch.setattr(pool_module, "compare_with_labeled_only", lambda *_: comparison)
-    features, truth = clouds()
-    decision = decide_on_pool(features, hide(truth, 6), torch.zeros(3, 8))
-    assert (decision.reason, decision.use) == (reason, reason != "no gain")
+    assert judge_pool(comparison, MIN_CONFIDENCE) == reason
+    uncertain = "unsure" if reason == "unknown" else reason
+    assert judge_pool(comparison, MIN_CONFIDENCE - 0.01) == uncertain
 
 
 def test_folds_keep_duplicates_together_and_spare_single_groups() -> None:

@@ -5,11 +5,9 @@ from dear.unlabeled.forecast import Forecast, LearningCurve, forecast_gain, lear
 from dear.unlabeled.graph import choose_graph, nearest_neighbors, neighbor_graph, propagate_labels
 from dear.unlabeled.pool import (
     Comparison,
-    PoolDecision,
     PseudoLabels,
     Reason,
     compare_with_labeled_only,
-    decide_on_pool,
     judge_pool,
     mean_confidence,
     measure_nearness,
@@ -31,7 +29,6 @@ __all__ = [
     "Comparison",
     "Forecast",
     "LearningCurve",
-    "PoolDecision",
     "Probe",
     "PseudoLabels",
     "Reason",
@@ -41,7 +38,6 @@ __all__ = [
     "choose_typical",
     "classes_without_labels",
     "compare_with_labeled_only",
-    "decide_on_pool",
     "draw_rows",
     "fit_probe",
     "fit_semi_supervised_probe",

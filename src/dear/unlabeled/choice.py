@@ -17,18 +17,18 @@ from torch import Tensor
 
 from dear.errors import InputError
 from dear.unlabeled.graph import nearest_neighbors, text_span
-from dear.unlabeled.pool import SAME
+from dear.unlabeled.pool import DUPLICATE_COSINE
 from dear.unlabeled.probe import UNLABELED, fit_semi_supervised_probe
 
 FIRST_CLUSTERS = 8  #: clusters of the smallest size, where the number of classes is not known
 TYPICAL_NEIGHBORS = 20  #: whose mean cosine is how typical an image is
-_MOST_CLUSTERED = 20_000  # images that k-means reads; centers are then assigned to all
+_MAX_CLUSTERED = 20_000  # images that k-means reads; centers are then assigned to all
 
 
-def typicality(unit_features: Tensor, neighbors: int = TYPICAL_NEIGHBORS) -> Tensor:
+def typicality(unit_features: Tensor) -> Tensor:
     """Mean cosine [n] of each image with its nearest neighbors, of centered unit features [n, E]."""
     rows = torch.arange(len(unit_features), device=unit_features.device)
-    cosines = nearest_neighbors(unit_features, unit_features, neighbors, rows)[0]
+    cosines = nearest_neighbors(unit_features, unit_features, TYPICAL_NEIGHBORS, rows)[0]
     return cosines.mean(dim=1) if cosines.shape[1] else unit_features.new_zeros(len(unit_features))
 
 
@@ -67,31 +67,29 @@ def choose_typical(
     if count < 1:
         raise InputError(f"count must be at least 1, got {count}")
     images, device = len(unit_features), unit_features.device
-    covered_images = (
-        torch.zeros(images, dtype=torch.bool, device=device) if labeled is None else labeled.clone()
-    )
-    excluded = covered_images.clone() if exclude is None else covered_images | exclude
+    is_covered = torch.zeros(images, dtype=torch.bool, device=device) if labeled is None else labeled.clone()
+    excluded = is_covered.clone() if exclude is None else is_covered | exclude
     appearances = unit_features if appearance is None else appearance
     chosen: list[int] = []
     size = max(1, classes)
-    while size < 2 * int(covered_images.sum()) and labeled is not None:
+    while size < 2 * int(is_covered.sum()) and labeled is not None:
         size *= 2
-    for row in covered_images.nonzero()[:, 0].tolist():
-        excluded |= appearances @ appearances[row] >= SAME
+    for row in is_covered.nonzero()[:, 0].tolist():
+        excluded |= appearances @ appearances[row] >= DUPLICATE_COSINE
     while len(chosen) < count and not bool(excluded.all()):
         size = min(size, images)
         clusters = cluster_images(unit_features, size, seed)
         values = center_cosines(unit_features, clusters) if scores is None else scores
-        covered = set(clusters[covered_images].tolist())
+        covered_clusters = set(clusters[is_covered].tolist())
         sizes = torch.bincount(clusters, minlength=size)
         for cluster in sizes.argsort(descending=True, stable=True).tolist():
             rows = ((clusters == cluster) & ~excluded).nonzero()[:, 0]
-            if cluster in covered or not len(rows) or len(chosen) == count:
+            if cluster in covered_clusters or not len(rows) or len(chosen) == count:
                 continue
             row = int(rows[values[rows].argmax()])
             chosen.append(row)
-            covered_images[row] = True
-            excluded |= appearances @ appearances[row] >= SAME
+            is_covered[row] = True
+            excluded |= appearances @ appearances[row] >= DUPLICATE_COSINE
             excluded[row] = True
         if size == images:
             break
@@ -141,13 +139,13 @@ def choose_next(
     if fit.space == "text" and len(basis) > 1:
         unit = F.normalize(centered @ basis.T, dim=1)
     typical = typicality(unit)
-    unsure = 1 - margins(fit.probe.logits(features).softmax(dim=1))
+    uncertainty = 1 - margins(fit.probe.logits(features).softmax(dim=1))
     return choose_typical(
         unit,
         count,
         labeled=labels != UNLABELED,
         classes=classes,
-        scores=unsure * (typical - typical.min()),
+        scores=uncertainty * (typical - typical.min()),
         exclude=exclude,
         appearance=appearance,
         seed=seed,
@@ -161,9 +159,9 @@ def cluster_images(unit_features: Tensor, clusters: int, seed: int = 0) -> Tenso
 
     points: NDArray[np.float32] = unit_features.cpu().numpy()
     clusters = min(clusters, len(points))
-    if len(points) > _MOST_CLUSTERED:
+    if len(points) > _MAX_CLUSTERED:
         model = MiniBatchKMeans(clusters, n_init=1, batch_size=4096, random_state=seed)
-        part = np.random.default_rng(seed).permutation(len(points))[: max(_MOST_CLUSTERED, clusters)]
+        part = np.random.default_rng(seed).permutation(len(points))[: max(_MAX_CLUSTERED, clusters)]
         centers = model.fit(points[part]).cluster_centers_
     else:
         with warnings.catch_warnings():  # copies of an image may leave fewer distinct points than clusters

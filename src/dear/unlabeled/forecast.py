@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dear.errors import InputError
-from dear.unlabeled.pool import FOLDS, MOST_COMPARED, duplicate_groups, label_folds
+from dear.unlabeled.pool import MAX_COMPARED, label_folds, labeled_groups
 from dear.unlabeled.probe import UNLABELED, draw_rows, fit_semi_supervised_probe
 
 SHARES = (0.25, 0.5, 1.0)  #: of the remaining labels that the probes are fitted to
-LEAST_HELD_OUT = 20  #: images below which no gain is forecast
+MIN_HELD_OUT = 20  #: images below which no gain is forecast
 DRAW_ERROR = 0.04  #: standard deviation of measured gains around forecasts
 Z_90 = 1.645  #: standard errors on each side of a 90 % interval
 _BOOTSTRAPS = 500
@@ -52,11 +52,7 @@ def learning_curve(
     labels: Tensor,
     texts: Tensor,
     *,
-    use_pool: bool = True,
-    groups: Tensor | None = None,
     units: Tensor | None = None,
-    folds: int = FOLDS,
-    seed: int = 0,
 ) -> LearningCurve:
     """Cross-validated answers at several numbers of labels.
 
@@ -64,47 +60,38 @@ def learning_curve(
         features: unit features of all images [n, E].
         labels: int64 [n], -1 where there is none.
         texts: unit text features times CLIP's scale, [C, E].
-        use_pool: whether the probes learn from the unlabeled images.
-        groups: near duplicates [n], held out together; None: `duplicate_groups` of the labeled images.
         units: [n], copies of an image have the same: they are held out together, also those without a label.
-        folds: at most.
-        seed: of the folds and the smaller label sets.
     """
     labeled = labels != UNLABELED
-    if groups is None:
-        groups = torch.full_like(labels, -1)
-        known = None if units is None else units[labeled]
-        groups[labeled] = duplicate_groups(features[labeled], features.mean(dim=0), known)
-    fold = label_folds(labels, groups, folds, seed)
-    pool = draw_rows((~labeled).nonzero()[:, 0], MOST_COMPARED if use_pool else 0)
+    fold = label_folds(labels, labeled_groups(features, labels, units))
+    pool = draw_rows((~labeled).nonzero()[:, 0], MAX_COMPARED)
     numbers = fold[fold >= 0].unique().tolist()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     sizes = np.zeros(len(SHARES))
     correct: list[list[Tensor]] = [[] for _ in SHARES]
     for number in numbers:
-        held = (fold == number).nonzero()[:, 0]
-        known = (labeled & (fold != number)).nonzero()[:, 0]
-        order = known[torch.randperm(len(known), generator=generator).to(known.device)]
-        others = pool if units is None else pool[~torch.isin(units[pool], units[held])]
-        for place, share in enumerate(SHARES):
-            few = order[: max(1, round(share * len(order)))]
-            rows = torch.cat([few, others])
+        test = (fold == number).nonzero()[:, 0]
+        train = (labeled & (fold != number)).nonzero()[:, 0]
+        order = train[torch.randperm(len(train), generator=generator).to(train.device)]
+        unlabeled = pool if units is None else pool[~torch.isin(units[pool], units[test])]
+        for index, share in enumerate(SHARES):
+            drawn = order[: max(1, round(share * len(order)))]
+            rows = torch.cat([drawn, unlabeled])
             fit = fit_semi_supervised_probe(features[rows], labels[rows], texts)
-            correct[place].append(fit.probe.logits(features[held]).argmax(dim=1) == labels[held])
-            sizes[place] += len(few) / len(numbers)
+            correct[index].append(fit.probe.logits(features[test]).argmax(dim=1) == labels[test])
+            sizes[index] += len(drawn) / len(numbers)
     if not numbers:
         return LearningCurve(tuple(sizes), torch.zeros(len(SHARES), 0, dtype=torch.bool))
     return LearningCurve(tuple(sizes), torch.stack([torch.cat(parts) for parts in correct]).cpu())
 
 
-def forecast_gain(curve: LearningCurve, labels: int, more: int = 50, seed: int = 0) -> Forecast:
+def forecast_gain(curve: LearningCurve, labels: int, more: int = 50) -> Forecast:
     """The cross-validated accuracy with its interval, and the gain expected from more labels.
 
     Args:
         curve: from `learning_curve`.
         labels: that there are now.
         more: labels to be added.
-        seed: of the bootstrap.
 
     Raises:
         InputError: labels or more is below 1.
@@ -123,28 +110,28 @@ def forecast_gain(curve: LearningCurve, labels: int, more: int = 50, seed: int =
         return Forecast(0, math.nan, (0.0, 1.0), None, None)
     accuracy = float(correct[-1].mean())
     interval = wilson_interval(int(correct[-1].sum()), images)
-    if images < LEAST_HELD_OUT:
+    if images < MIN_HELD_OUT:
         return Forecast(images, accuracy, interval, None, None)
     sizes = np.asarray(curve.sizes)
     gain = _gain(sizes, correct.mean(axis=1), labels, more)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     draws = [correct[:, generator.integers(images, size=images)].mean(axis=1) for _ in range(_BOOTSTRAPS)]
     spread = float(np.std([_gain(sizes, draw, labels, more) for draw in draws]))
     half = Z_90 * math.hypot(spread, DRAW_ERROR)
     return Forecast(images, accuracy, interval, gain, (gain - half, gain + half))
 
 
-def wilson_interval(right: int, count: int, z: float = Z_90) -> tuple[float, float]:
-    """The interval of a share, by Wilson's score; 90 % by default.
+def wilson_interval(successes: int, count: int) -> tuple[float, float]:
+    """The 90 % interval of a share, by Wilson's score.
 
     >>> [round(end, 3) for end in wilson_interval(8, 10)]
     [0.541, 0.931]
     """
     if count == 0:
         return 0.0, 1.0
-    share, extra = right / count, z * z / count
+    share, extra = successes / count, Z_90 * Z_90 / count
     center = (share + extra / 2) / (1 + extra)
-    half = z * math.sqrt(share * (1 - share) / count + extra / (4 * count)) / (1 + extra)
+    half = Z_90 * math.sqrt(share * (1 - share) / count + extra / (4 * count)) / (1 + extra)
     return max(0.0, center - half), min(1.0, center + half)
 
 
@@ -153,5 +140,5 @@ def _gain(sizes: NDArray[np.float64], accuracies: NDArray[np.float64], labels: i
     errors = np.maximum(1 - accuracies, 1e-3)
     slope, _ = np.polyfit(np.log(sizes), np.log(errors), 1)
     slope = min(0.0, max(-1.0, float(slope)))
-    now = float(errors[-1]) * (labels / float(sizes[-1])) ** slope
-    return float(now - now * ((labels + more) / labels) ** slope)
+    error = float(errors[-1]) * (labels / float(sizes[-1])) ** slope
+    return float(error - error * ((labels + more) / labels) ** slope)

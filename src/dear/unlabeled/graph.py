@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 NEIGHBORS = 5  #: of each image in the graph
-WORDS_ERROR = 0.05  #: of the test whether class names answer labeled images
+TEXTS_ERROR = 0.05  #: of the test whether text scores answer labeled images
 SHARPNESS = 8.0  #: an edge weighs exp(SHARPNESS * cosine)
 _BLOCK_NUMBERS = 2**25  # cosines in memory at once: 128 MiB
 _GPU_BLOCKS = 16  # times as many on a GPU: 2 GiB
@@ -51,9 +51,9 @@ def nearest_neighbors(
     for start in range(0, len(queries), step):
         block = queries[start : start + step] @ gallery.T
         if query_rows is not None:
-            rows_here = query_rows[start : start + step]
-            has_row = (rows_here >= 0).nonzero()[:, 0]
-            block[has_row, rows_here[has_row]] = -torch.inf
+            block_rows = query_rows[start : start + step]
+            has_row = (block_rows >= 0).nonzero()[:, 0]
+            block[has_row, block_rows[has_row]] = -torch.inf
         cosines[start : start + step], rows[start : start + step] = largest_in_rows(block, count)
     return cosines, rows
 
@@ -72,22 +72,22 @@ def largest_in_rows(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if groups <= 4 * count:
         nearest = values.topk(count, dim=1)
         return nearest.values, nearest.indices
-    whole = groups * _COLUMNS
+    grouped = groups * _COLUMNS
     # [n, groups * columns] -> [n, groups, columns] -> [n, groups] -> [n, k]
-    best = values[:, :whole].unflatten(1, (groups, _COLUMNS)).amax(dim=2).topk(count, dim=1).indices
+    best = values[:, :grouped].unflatten(1, (groups, _COLUMNS)).amax(dim=2).topk(count, dim=1).indices
     inside = torch.arange(_COLUMNS, device=values.device)
-    rest = torch.arange(whole, columns, device=values.device).expand(len(values), -1)
+    rest = torch.arange(grouped, columns, device=values.device).expand(len(values), -1)
     # [n, k, columns] -> [n, k * columns]
     candidates = torch.cat([(best[:, :, None] * _COLUMNS + inside).flatten(1), rest], dim=1)
     nearest = values.gather(1, candidates).topk(count, dim=1)
     return nearest.values, candidates.gather(1, nearest.indices)
 
 
-def neighbor_graph(unit_features: Tensor, neighbors: int = NEIGHBORS, sharpness: float = SHARPNESS) -> Tensor:
+def neighbor_graph(unit_features: Tensor, neighbors: int = NEIGHBORS) -> Tensor:
     """The row-normalized, symmetrized graph of nearest neighbors: sparse [n, n].
 
     Two images are joined where either is among the other's nearest neighbors; the weight is
-    exp(sharpness * cosine), half of it where only one of them is. A row without neighbors stays empty.
+    exp(SHARPNESS * cosine), half of it where only one of them is. A row without neighbors stays empty.
 
     >>> graph = neighbor_graph(F.normalize(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]), dim=1), 1)
     >>> graph.to_dense().sum(dim=1).tolist()
@@ -99,18 +99,17 @@ def neighbor_graph(unit_features: Tensor, neighbors: int = NEIGHBORS, sharpness:
     # [n, k] -> [n k], likewise columns and cosines
     rows = numbers[:, None].expand_as(columns).flatten()
     columns = columns.flatten()
-    # cosine - 1: rows are normalized below, and exp of a large sharpness must not overflow.
-    weights = (sharpness * (cosines.flatten() - 1)).exp()
-    both = torch.sparse_coo_tensor(
+    weights = (SHARPNESS * (cosines.flatten() - 1)).exp()
+    graph = torch.sparse_coo_tensor(
         torch.stack([torch.cat([rows, columns]), torch.cat([columns, rows])]),
         torch.cat([weights, weights]) / 2,
         (count, count),
         check_invariants=False,
     ).coalesce()
-    places, values = both.indices(), both.values()
-    totals = values.new_zeros(count).index_add_(0, places[0], values)
+    indices, values = graph.indices(), graph.values()
+    totals = values.new_zeros(count).index_add_(0, indices[0], values)
     return torch.sparse_coo_tensor(
-        places, values / totals[places[0]], (count, count), is_coalesced=True, check_invariants=False
+        indices, values / totals[indices[0]], (count, count), is_coalesced=True, check_invariants=False
     )
 
 
@@ -135,21 +134,21 @@ def edge_agreement(graph: Tensor, answers: Tensor) -> float:
     >>> edge_agreement(torch.tensor([[0.0, 1.0], [1.0, 0.0]]).to_sparse(), torch.tensor([4, 4]))
     1.0
     """
-    places, values = graph.indices(), graph.values()
-    agreeing = (values * (answers[places[0]] == answers[places[1]])).sum() / max(1, len(answers))
+    indices, values = graph.indices(), graph.values()
+    agreeing = (values * (answers[indices[0]] == answers[indices[1]])).sum() / max(1, len(answers))
     return min(1.0, float(agreeing))  # rounding
 
 
-def words_answer(scores: Tensor, labels: Tensor) -> bool:
+def texts_beat_chance(scores: Tensor, labels: Tensor) -> bool:
     """Whether text scores [n, C] answer labeled images [n] better than chance (one-sided test, 5 %).
 
-    >>> words_answer(torch.eye(4), torch.arange(4)), words_answer(torch.eye(4), torch.tensor([0, 0, 0, 0]))
+    >>> texts_beat_chance(torch.eye(4), torch.arange(4)), texts_beat_chance(torch.eye(4), torch.zeros(4))
     (True, False)
     """
     from scipy.stats import binom
 
-    right = int((scores.argmax(dim=1) == labels).sum())
-    return bool(binom.sf(right - 1, len(labels), 1 / scores.shape[1]) < WORDS_ERROR)
+    correct = int((scores.argmax(dim=1) == labels).sum())
+    return bool(binom.sf(correct - 1, len(labels), 1 / scores.shape[1]) < TEXTS_ERROR)
 
 
 def choose_graph(
@@ -173,19 +172,17 @@ def choose_graph(
     centered, labeled = features - mean, labels >= 0
     graphs = {"image": neighbor_graph(F.normalize(centered, dim=1))}
     basis = text_span(texts)
-    if len(basis) and words_answer(centered[labeled] @ texts.T, labels[labeled]):
+    if len(basis) and texts_beat_chance(centered[labeled] @ texts.T, labels[labeled]):
         graphs["text"] = neighbor_graph(F.normalize(centered @ basis.T, dim=1))
     agreements = {name: edge_agreement(graph, answers) for name, graph in graphs.items()}
     best = max(agreements, key=lambda name: agreements[name])
     return graphs[best], best, agreements[best]
 
 
-def propagate_labels(
-    graph: Tensor, probabilities: Tensor, fixed: Tensor, steps: int = 3, share: float = 0.5
-) -> Tensor:
+def propagate_labels(graph: Tensor, probabilities: Tensor, fixed: Tensor, steps: int = 3) -> Tensor:
     """Class probabilities [n, C] after averaging with those of the neighbors.
 
-    Each step is `Q <- (1 - share) Q + share A Q`; rows of `fixed` images keep their probabilities. A row
+    Each step is `Q <- (Q + A Q) / 2`; rows of `fixed` images keep their probabilities. A row
     without neighbors is not changed.
 
     Args:
@@ -193,7 +190,6 @@ def propagate_labels(
         probabilities: Q [n, C]; not changed in place.
         fixed: whether each image keeps its row, bool [n] (the labeled images).
         steps: of averaging.
-        share: of the neighbors in each step.
 
     Example:
         >>> graph = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).to_sparse()
@@ -201,12 +197,11 @@ def propagate_labels(
         >>> propagate_labels(graph, start, torch.tensor([True, False]), steps=1).tolist()
         [[1.0, 0.0], [0.75, 0.25]]
     """
-    places = graph.coalesce().indices()[0]
     isolated = torch.ones(len(probabilities), dtype=torch.bool, device=probabilities.device)
-    isolated[places] = False
+    isolated[graph.coalesce().indices()[0]] = False
     keep = (fixed | isolated)[:, None]
     current = probabilities
     for _ in range(steps):
-        averaged = torch.sparse.mm(graph, current).mul_(share).add_(current, alpha=1 - share)
+        averaged = torch.sparse.mm(graph, current).mul_(0.5).add_(current, alpha=0.5)
         current = torch.where(keep, probabilities, averaged)
     return current

@@ -13,17 +13,17 @@ from torch import Tensor
 from dear.data.folds import assign_folds
 from dear.errors import InputError
 from dear.unlabeled.graph import centered_unit, nearest_neighbors
-from dear.unlabeled.probe import UNLABELED, check_labels, draw_rows, fit_semi_supervised_probe
+from dear.unlabeled.probe import UNLABELED, draw_rows, fit_semi_supervised_probe
 
 NEIGHBORS = 5  #: labeled images that nearness counts
 FOREIGN_QUANTILE = 0.1  #: of the labeled images are at least as far from the others as a foreign image
-MOST_FOREIGN = 0.8  #: share of foreign images from which on a pool is of another kind
+MAX_FOREIGN_SHARE = 0.8  #: share of foreign images from which on a pool is of another kind
 FOLDS = 5
-MOST_COMPARED = 5_000  #: unlabeled images that the cross-validation reads
-SAME = 0.97  #: cosine of centered features from which on two images count as duplicates
-LEAST_COMPARED = 20  #: held-out images below which only a clear loss can be measured
-LEAST_CONFIDENCE = 0.63  #: mean probability of the answers that a pool needs where a gain cannot be measured
-KEPT = 0.5  #: least share of each predicted class that becomes training images
+MAX_COMPARED = 5_000  #: unlabeled images that the cross-validation reads
+DUPLICATE_COSINE = 0.97  #: cosine of centered features from which on two images count as duplicates
+MIN_COMPARED = 20  #: held-out images below which only a clear loss can be measured
+MIN_CONFIDENCE = 0.63  #: mean probability of the answers that a pool needs where a gain cannot be measured
+MIN_SHARE = 0.5  #: smallest share of each predicted class that becomes training images
 
 
 @dataclass(frozen=True)
@@ -72,20 +72,29 @@ def duplicate_groups(features: Tensor, mean: Tensor | None = None, units: Tensor
     from scipy.sparse.csgraph import connected_components
 
     unit = centered_unit(features, features.mean(dim=0) if mean is None else mean)
-    places = torch.arange(len(unit), device=unit.device)
-    cosines, rows = nearest_neighbors(unit, unit, NEIGHBORS, places)
-    near = cosines >= SAME
-    first, second = places[:, None].expand_as(rows)[near], rows[near]
+    indices = torch.arange(len(unit), device=unit.device)
+    cosines, rows = nearest_neighbors(unit, unit, NEIGHBORS, indices)
+    near = cosines >= DUPLICATE_COSINE
+    first, second = indices[:, None].expand_as(rows)[near], rows[near]
     if units is not None:
-        order = units.to(places).argsort(stable=True)
+        order = units.to(indices).argsort(stable=True)
         same = units[order[1:]] == units[order[:-1]]
         first, second = torch.cat([first, order[1:][same]]), torch.cat([second, order[:-1][same]])
     pairs = (first.cpu().numpy(), second.cpu().numpy())
-    joined = coo_array((np.ones(len(pairs[0])), pairs), shape=(len(unit), len(unit)))
-    return torch.from_numpy(connected_components(joined, directed=False)[1]).long().to(features.device)
+    graph = coo_array((np.ones(len(pairs[0])), pairs), shape=(len(unit), len(unit)))
+    return torch.from_numpy(connected_components(graph, directed=False)[1]).long().to(features.device)
 
 
-def label_folds(labels: Tensor, groups: Tensor, folds: int = FOLDS, seed: int = 0) -> Tensor:
+def labeled_groups(features: Tensor, labels: Tensor, units: Tensor | None = None) -> Tensor:
+    """`duplicate_groups` [n] of the labeled images; -1 for the others."""
+    labeled = labels != UNLABELED
+    groups = torch.full_like(labels, -1)
+    labeled_units = None if units is None else units[labeled]
+    groups[labeled] = duplicate_groups(features[labeled], features.mean(dim=0), labeled_units)
+    return groups
+
+
+def label_folds(labels: Tensor, groups: Tensor, folds: int = FOLDS) -> Tensor:
     """The fold [n] in which each labeled image is held out; -1: never.
 
     Each class is dealt out evenly; images of one group are held out together. An image of the only group of
@@ -95,7 +104,7 @@ def label_folds(labels: Tensor, groups: Tensor, folds: int = FOLDS, seed: int = 
     [-1, -1, 0, 1]
     """
     rows = (labels != UNLABELED).nonzero()[:, 0]
-    keys = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
+    keys = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
     assigned = assign_folds(labels[rows].cpu().numpy(), folds, keys, groups[rows].cpu().numpy())
     fold = torch.full_like(labels, -1)
     fold[rows] = torch.from_numpy(assigned).to(labels)
@@ -143,38 +152,26 @@ class Comparison:
         return self.gain > 0
 
 
-Reason = Literal["helps", "no gain", "unknown", "unsure", "far", "empty"]
-
-
-@dataclass(frozen=True)
-class PoolDecision:
-    """Whether unlabeled images are used, and why."""
-
-    use: bool
-    reason: Reason  #: see `judge_pool`; or "far": the pool is of another kind; "empty": no image
-    comparison: Comparison
-    foreign: Tensor  #: bool [n]
-    limit: float  #: of nearness, below which an image is foreign
+Reason = Literal["helps", "no gain", "unknown", "unsure"]
 
 
 def compare_with_labeled_only(
-    features: Tensor, labels: Tensor, texts: Tensor, groups: Tensor | None = None, folds: int = FOLDS
+    features: Tensor, labels: Tensor, texts: Tensor, groups: Tensor | None = None
 ) -> Comparison:
     """Cross-validate on the labeled images whether the unlabeled ones help.
 
     Fold by fold, labeled images are removed altogether: among the unlabeled images they would be answered
-    better than new images are. Of a large pool a random part of `MOST_COMPARED` images is read.
+    better than new images are. Of a large pool a random part of `MAX_COMPARED` images is read.
 
     Args:
         features: unit features of all images [n, E].
         labels: int64 [n], -1 where there is none.
         texts: unit text features times CLIP's scale, [C, E].
         groups: near duplicates [n], held out together; None: `duplicate_groups` of the labeled images.
-        folds: at most.
     """
     labeled = labels != UNLABELED
-    fold = label_folds(labels, _groups(features, labels) if groups is None else groups, folds)
-    pool = draw_rows((~labeled).nonzero()[:, 0], MOST_COMPARED)
+    fold = label_folds(labels, labeled_groups(features, labels) if groups is None else groups)
+    pool = draw_rows((~labeled).nonzero()[:, 0], MAX_COMPARED)
     used = labeled.clone()
     used[pool] = True
     counts = torch.zeros(5, dtype=torch.int64)
@@ -193,41 +190,10 @@ def compare_with_labeled_only(
     return Comparison(*counts.tolist())
 
 
-def decide_on_pool(
-    features: Tensor, labels: Tensor, texts: Tensor, groups: Tensor | None = None
-) -> PoolDecision:
-    """Whether the unlabeled images are used: not where they are far from the labeled ones, else `judge_pool`.
-
-    Foreign images are marked in any case.
-
-    Raises:
-        InputError: no image is labeled, or labels do not fit.
-    """
-    check_labels(labels, len(texts), len(features))
-    labeled = labels != UNLABELED
-    if not bool(labeled.any()):
-        raise InputError("decide_on_pool needs at least 1 labeled image, got 0")
-    nothing = Comparison(0, 0, 0, 0, 0)
-    foreign = torch.zeros_like(labeled)
-    if bool(labeled.all()):
-        return PoolDecision(False, "empty", nothing, foreign, -1.0)
-    near = measure_nearness(features[~labeled], features[labeled])
-    foreign[~labeled] = near.foreign
-    if near.share > MOST_FOREIGN:
-        return PoolDecision(False, "far", nothing, foreign, near.limit)
-    kept = ~foreign
-    part = compare_with_labeled_only(
-        features[kept], labels[kept], texts, None if groups is None else groups[kept]
-    )
-    fit = fit_semi_supervised_probe(features[kept], labels[kept], texts)
-    reason = judge_pool(part, mean_confidence(fit.probabilities, labels[kept]))
-    return PoolDecision(reason in ("helps", "unknown"), reason, part, foreign, near.limit)
-
-
 def judge_pool(comparison: Comparison, confidence: float) -> Reason:
     """The result of a comparison on held-out labels for a pool.
 
-    "helps": more labels are answered correctly with it; "no gain": not more. Of fewer than `LEAST_COMPARED`
+    "helps": more labels are answered correctly with it; "no gain": not more. Of fewer than `MIN_COMPARED`
     labels only a loss of more than a standard error counts ("no gain"); otherwise the pool is used where the
     answers to it are certain ("unknown"), and not where they are not ("unsure").
 
@@ -239,11 +205,11 @@ def judge_pool(comparison: Comparison, confidence: float) -> Reason:
         >>> judge_pool(Comparison(40, 30, 30, 3, 3), 0.9), judge_pool(Comparison(8, 6, 6, 0, 0), 0.9)
         ('no gain', 'unknown')
     """
-    if comparison.images >= LEAST_COMPARED:
+    if comparison.images >= MIN_COMPARED:
         return "helps" if comparison.helps else "no gain"
     if comparison.gain < -comparison.error:
         return "no gain"
-    return "unknown" if confidence >= LEAST_CONFIDENCE else "unsure"
+    return "unknown" if confidence >= MIN_CONFIDENCE else "unsure"
 
 
 def mean_confidence(probabilities: Tensor, labels: Tensor) -> float:
@@ -273,12 +239,12 @@ def pseudo_label_share(comparison: Comparison, agreement: float) -> float:
     >>> pseudo_label_share(Comparison(50, 40, 45, 6, 1), 0.6)
     0.9
     """
-    measured = comparison.images >= LEAST_COMPARED
-    right = comparison.with_pool / comparison.images if measured else agreement
-    return max(KEPT, right)
+    measured = comparison.images >= MIN_COMPARED
+    accuracy = comparison.with_pool / comparison.images if measured else agreement
+    return max(MIN_SHARE, accuracy)
 
 
-def select_pseudo_labels(probabilities: Tensor, candidates: Tensor, share: float = KEPT) -> PseudoLabels:
+def select_pseudo_labels(probabilities: Tensor, candidates: Tensor, share: float = MIN_SHARE) -> PseudoLabels:
     """The more confident share per predicted class, at least one image of each class that is predicted.
 
     Args:
@@ -302,11 +268,3 @@ def select_pseudo_labels(probabilities: Tensor, candidates: Tensor, share: float
         rows.append(members[order[: math.ceil(share * len(members))]])
     chosen = torch.cat(rows).sort().values if rows else candidates.nonzero()[:0, 0]
     return PseudoLabels(chosen, predicted[chosen], confidence[chosen])
-
-
-def _groups(features: Tensor, labels: Tensor) -> Tensor:
-    """Duplicate groups [n] of the labeled images; the others have groups that are not read."""
-    labeled = labels != UNLABELED
-    groups = torch.full_like(labels, -1)
-    groups[labeled] = duplicate_groups(features[labeled], features.mean(dim=0))
-    return groups

@@ -26,11 +26,11 @@ from dear.unlabeled.graph import centered_unit, choose_graph, propagate_labels
 UNLABELED = -1  #: label of an image without one, as in scikit-learn
 ROUNDS = 4
 STEPS = 2  #: of propagation in each round
-LEAST_AGREEMENT = 1 / 3  #: of neighbors with the probe; below it they are mostly of other classes
+MIN_AGREEMENT = 1 / 3  #: of neighbors with the probe; below it they are mostly of other classes
 BALANCE = 0.5  #: exponent of the class means that probabilities are divided by
 POWER = 1.5  #: to which probabilities are raised
 POOL_SHARE = 0.5  #: weight of the unlabeled images of a class compared with that of its labels, at most
-MOST_FITTED = 20_000  #: unlabeled images that one fit reads; the others take part in propagation
+MAX_FITTED = 20_000  #: unlabeled images that one fit reads; the others take part in propagation
 _SCALE = 10.0  # of z
 _ITERATIONS = 100  # of L-BFGS in the first fit
 _REFIT_ITERATIONS = 30  # from the fit before; more changed no accuracy by more than 0.3 points
@@ -60,8 +60,10 @@ class SemiSupervisedFit:
     labeled_only: Probe  #: the first fit
     #: of all images [n, C]: one-hot where labeled, else the targets of the last fit
     probabilities: Tensor
-    space: str  #: in which the neighbors were near: "image" or "text"; "" where it was not chosen
-    agreement: float  #: of neighbors under the labeled-only probe (`edge_agreement`); 1 without a choice
+    space: str  #: in which the neighbors were near: "image" or "text"; "" without unlabeled images
+    agreement: (
+        float  #: of neighbors under the labeled-only probe (`edge_agreement`); 1 without unlabeled images
+    )
 
 
 def default_ridge(classes: int) -> float:
@@ -118,20 +120,20 @@ def fit_probe(
     def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
         weight, bias, text_weight = unpack(point)
         logs = torch.addmm(bias, inputs, weight.T).add_(scores * text_weight).log_softmax(dim=1)
-        total = -(shares * targets * logs).sum() + ridge * weight.square().sum()
-        slope = logs.exp_().sub_(targets).mul_(shares)  # [n, C]; targets sum to 1
-        gradient = (slope.T @ inputs + 2 * ridge * weight).flatten()
-        parts = [gradient, slope.sum(dim=0), (slope * scores).sum()[None]]
-        return float(total), torch.cat(parts).double().cpu().numpy()
+        value = -(shares * targets * logs).sum() + ridge * weight.square().sum()
+        residual = logs.exp_().sub_(targets).mul_(shares)  # [n, C]; targets sum to 1
+        gradient = (residual.T @ inputs + 2 * ridge * weight).flatten()
+        parts = [gradient, residual.sum(dim=0), (residual * scores).sum()[None]]
+        return float(value), torch.cat(parts).double().cpu().numpy()
 
-    first = np.zeros(at_b + 1)
-    first[at_b] = 1.0
+    point = np.zeros(at_b + 1)
+    point[at_b] = 1.0
     if start is not None:
         flat = [start.weight.flatten(), start.bias, start.bias.new_tensor([start.text_weight])]
-        first = torch.cat(flat).double().cpu().numpy()
+        point = torch.cat(flat).double().cpu().numpy()
     options = {"maxiter": _ITERATIONS if start is None else _REFIT_ITERATIONS, "gtol": 1e-5, "ftol": 1e-8}
     with torch.no_grad():
-        result = minimize(loss, first, jac=True, method="L-BFGS-B", options=options)
+        result = minimize(loss, point, jac=True, method="L-BFGS-B", options=options)
         weight, bias, text_weight = unpack(result.x)
     return Probe(mean, weight.clone(), bias.clone(), float(text_weight), texts)
 
@@ -160,18 +162,14 @@ def pool_weights(probabilities: Tensor, labels: Tensor) -> Tensor:
         [0.5, 0.5, 1.0]
     """
     expected = probabilities.sum(dim=0)  # images of each class
-    most = torch.minimum(POOL_SHARE * labels.to(probabilities).clamp(min=1), expected)
-    return probabilities @ (most / expected.clamp(min=1e-6))
+    limit = torch.minimum(POOL_SHARE * labels.to(probabilities).clamp(min=1), expected)
+    return probabilities @ (limit / expected.clamp(min=1e-6))
 
 
 def fit_semi_supervised_probe(
     features: Tensor,
     labels: Tensor,
     texts: Tensor,
-    *,
-    ridge: float | None = None,
-    graph: Tensor | None = None,
-    rounds: int = ROUNDS,
 ) -> SemiSupervisedFit:
     """A probe fitted to labeled and unlabeled images.
 
@@ -179,9 +177,6 @@ def fit_semi_supervised_probe(
         features: unit features of all images [n, E].
         labels: int64 [n]; `UNLABELED` (-1) where there is none.
         texts: unit text features times CLIP's scale, [C, E]; zeros where the classes have no words.
-        ridge: penalty on W; None: `default_ridge`.
-        graph: row-normalized, sparse [n, n]; None: `choose_graph` by the answers of the labeled-only probe.
-        rounds: of propagation and refitting; 0 is the labeled-only probe.
 
     Raises:
         InputError: no image is labeled, or a label is not below the number of classes.
@@ -201,24 +196,22 @@ def fit_semi_supervised_probe(
     if not bool(labeled.any()):
         raise InputError("fit_semi_supervised_probe needs at least 1 labeled image, got 0")
     mean = features.mean(dim=0)
-    ridge = default_ridge(classes) if ridge is None else ridge
+    ridge = default_ridge(classes)
     truth = F.one_hot(labels[labeled], classes).to(features)
     first = fit_probe(features[labeled], truth, texts, mean, ridge)
     probabilities = features.new_zeros(len(labels), classes)
     probabilities[labeled] = truth
     pool = (~labeled).nonzero()[:, 0]
-    if not len(pool) or rounds == 0:
+    if not len(pool):
         return SemiSupervisedFit(first, first, probabilities, "", 1.0)
-    space, agreement = "", 1.0
-    if graph is None:
-        answers = torch.where(labeled, labels, first.logits(features).argmax(dim=1))
-        graph, space, agreement = choose_graph(features, mean, texts, answers, labels)
-    steps = STEPS if agreement >= LEAST_AGREEMENT else 0
-    fitted = torch.cat([labeled.nonzero()[:, 0], draw_rows(pool, MOST_FITTED)])
+    answers = torch.where(labeled, labels, first.logits(features).argmax(dim=1))
+    graph, space, agreement = choose_graph(features, mean, texts, answers, labels)
+    steps = STEPS if agreement >= MIN_AGREEMENT else 0
+    fitted = torch.cat([labeled.nonzero()[:, 0], draw_rows(pool, MAX_FITTED)])
     in_fit = labeled[fitted]
     weights = torch.ones_like(fitted, dtype=features.dtype)
     probe = first
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         probabilities[pool] = probe.logits(features[pool]).softmax(dim=1)
         probabilities = propagate_labels(graph, probabilities, labeled, steps)
         probabilities[pool] = balance_and_sharpen(probabilities[pool])

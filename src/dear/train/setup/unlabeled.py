@@ -40,7 +40,7 @@ from dear.unlabeled import (
     pseudo_label_share,
     select_pseudo_labels,
 )
-from dear.unlabeled.pool import FOLDS, LEAST_COMPARED, LEAST_CONFIDENCE, MOST_COMPARED, MOST_FOREIGN
+from dear.unlabeled.pool import FOLDS, MAX_COMPARED, MAX_FOREIGN_SHARE, MIN_COMPARED, MIN_CONFIDENCE
 from dear.utils.progress import Progress
 
 RecipeFor = Callable[[Tensor], Recipe]
@@ -84,12 +84,12 @@ class Pool:
             return f"{start}; unlabeled_weight decides that they are"
         unmeasured = (
             f"whether they help cannot be measured, because {cross.images} labeled images can be held out, "
-            f"fewer than {LEAST_COMPARED}"
+            f"fewer than {MIN_COMPARED}"
         )
         if self.reason == "unsure":
             return (
                 f"{skipped}: {unmeasured}, and the answers to them are uncertain (mean probability "
-                f"{self.confidence:.2f}, below {LEAST_CONFIDENCE}); unlabeled_weight uses them anyway"
+                f"{self.confidence:.2f}, below {MIN_CONFIDENCE}); unlabeled_weight uses them anyway"
             )
         if self.reason == "unknown":
             return f"{start}; {unmeasured}, but the answers to them are certain ({self.confidence:.2f})"
@@ -196,7 +196,7 @@ def prepare_pool(
         False, None, torch.zeros(0),
     )  # fmt: skip
     forced = spec.unlabeled_weight is not None
-    if nearness.share > MOST_FOREIGN or bool(nearness.foreign.all()):
+    if nearness.share > MAX_FOREIGN_SHARE or bool(nearness.foreign.all()):
         return base
     in_pool = (~nearness.foreign).nonzero()[:, 0]  # indices in the pool
     rows = torch.cat([torch.arange(count), count + in_pool])
@@ -211,14 +211,14 @@ def prepare_pool(
         select_pseudo_labels(fit.probabilities, partial_labels == UNLABELED, share), len(texts), method.quick
     )
     # The teacher of a cross-validation reads a part of a large pool, and all that is trained on.
-    part = torch.cat([draw_rows(torch.arange(count, len(rows)), MOST_COMPARED), pseudo.rows]).unique()
+    part = torch.cat([draw_rows(torch.arange(count, len(rows)), MAX_COMPARED), pseudo.rows]).unique()
     chosen = torch.searchsorted(part, pseudo.rows)
     labeled_images = Relabeled(
         pool.subset(in_pool[pseudo.rows - count].tolist()), pseudo.labels, method.classes
     )
     confidence = mean_confidence(fit.probabilities, partial_labels)
     weight = 1.0 if spec.unlabeled_weight is None else spec.unlabeled_weight
-    if not forced and cross.images < LEAST_COMPARED and method.quick:
+    if not forced and cross.images < MIN_COMPARED and method.quick:
         weight = min(1.0, count / len(pseudo.rows))  # little is measured: they weigh no more than the labels
     teacher = Teacher(
         features[rows[torch.cat([torch.arange(count), part])]],
