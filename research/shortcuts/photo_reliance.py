@@ -21,7 +21,7 @@ from PIL import Image
 import dear
 from dear.data import open_data
 from dear.data.images import ImageSet
-from dear.shortcuts.causal import causal_test, edited_set
+from dear.shortcuts.causal import causal_test, edit_held_out
 from dear.shortcuts.edits import transfer
 from dear.shortcuts.find import Shortcut, find_shortcuts
 from dear.shortcuts.properties import measure_properties
@@ -59,7 +59,7 @@ def reliance(args: Any) -> None:
 
 
 def _row(one: Shortcut, test: ImageSet, train: ImageSet, answer: Any, others: int) -> dict[str, object]:
-    edited = edited_set(one, test, train, others)
+    edited = edit_held_out(one, test, train, others)
     result = causal_test(edited, answer)
     plain, truth, neutral = _neutral(one, test, train, others)
     before, after = (float((answer(images) == truth).mean()) for images in (plain, neutral))

@@ -20,7 +20,7 @@ from dear.methods.frozen import Frozen
 from dear.runs.recipe import Recipe
 from dear.shortcuts.concept_trials import choose_concept_removal
 from dear.shortcuts.removal import Removal, remove_examples, remove_heads
-from dear.shortcuts.without import ways_to_remove
+from dear.shortcuts.without import possible_removals
 from dear.tasks.adapt import adapt
 from dear.tasks.speed import machine
 from dear.world.shortcuts import KINDS
@@ -59,7 +59,7 @@ def plans(kind: str, correlation: str, number: str, device: str, draws: int) -> 
     learn, labels = rows(seen(name, "train", device), places), drawn.labels
     roles = known_roles(clip)
     assert roles is not None
-    ways = ways_to_remove(clip, concept, learn, roles)
+    ways = possible_removals(clip, concept, learn, roles)
     features, values = example_features(kind, seed, device)
     ways["examples"] = remove_examples(learn, features, values, concept.name)
     found = [Plan("untouched", 0, None), *(Plan(way, 0, ways[way]) for way in ways)]

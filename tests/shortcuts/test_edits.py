@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance
 
 from dear.data.images import ListedImages
 from dear.errors import UsageError
-from dear.shortcuts.causal import causal_test, edited_set
+from dear.shortcuts.causal import causal_test, edit_held_out
 from dear.shortcuts.directions import edit_directions, random_directions
 from dear.shortcuts.edits import KINDS, random_edit, shade_corners, transfer
 from dear.shortcuts.find import Shortcut
@@ -107,7 +107,7 @@ def test_a_model_that_answers_by_light_is_found_out(photos: ListedImages) -> Non
     def by_nothing(images) -> np.ndarray:
         return np.arange(len(images)) % 6
 
-    edited = edited_set(found, photos, training, images=40)
+    edited = edit_held_out(found, photos, training, images=40)
     result = causal_test(edited, by_light)
     assert (result.plain, result.images) == (0.0, 40)
     assert result.edited > 0.9
@@ -121,7 +121,7 @@ def test_a_model_that_answers_by_light_is_found_out(photos: ListedImages) -> Non
 
 def test_facts_of_files_cannot_be_edited(photos: ListedImages) -> None:
     with pytest.raises(UsageError, match="camera"):
-        edited_set(Shortcut(0, "ant", "camera", "", 1.0, "x"), photos, photos)
+        edit_held_out(Shortcut(0, "ant", "camera", "", 1.0, "x"), photos, photos)
 
 
 def test_directions_are_those_of_the_edit() -> None:

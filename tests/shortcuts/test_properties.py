@@ -11,7 +11,7 @@ from dear.data.duplicates import difference_hash
 from dear.data.images import ListedImages
 from dear.errors import UsageError
 from dear.shortcuts.edits import recompress
-from dear.shortcuts.files import file_facts
+from dear.shortcuts.files import read_metadata
 from dear.shortcuts.properties import (
     PROPERTIES,
     blockiness,
@@ -79,7 +79,7 @@ def test_facts_of_files(tmp_path, photos: ListedImages) -> None:
     (tmp_path / "d.jpg").write_bytes(b"no image")
     files = ListedImages(tuple(tmp_path / name for name in ("a.jpg", "b.jpg", "c.png", "d.jpg")),
                          torch.zeros(4, dtype=torch.int64), ("x",))  # fmt: skip
-    first, second, third, damaged = (file_facts(files, index) for index in range(4))
+    first, second, third, damaged = (read_metadata(files, index) for index in range(4))
     assert first is not None
     assert second is not None
     assert third is not None

@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from dear.data.images import ListedImages
 from dear.errors import UsageError
 from dear.shortcuts.edits import recompress, shade_corners
-from dear.shortcuts.files import FileFacts
+from dear.shortcuts.files import FileMetadata
 from dear.shortcuts.find import auc, find_shortcuts, limit_for, search_properties
 from dear.shortcuts.marks import place_of
 from dear.shortcuts.properties import ImageMeasurements, measure_properties
@@ -147,7 +147,7 @@ def test_few_images_or_classes_raise_the_limit(photos: ListedImages) -> None:
 
 def test_facts_of_files_tell_a_class(photos: ListedImages) -> None:
     measured, labels = measure_properties(photos), photos.labels.tolist()
-    plain, other = FileFacts(0.5, "JPEG", "A 1", "aaaa", 90), FileFacts(0.5, "JPEG", "B 2", "aaaa", 90)
+    plain, other = FileMetadata(0.5, "JPEG", "A 1", "aaaa", 90), FileMetadata(0.5, "JPEG", "B 2", "aaaa", 90)
     files = tuple(other if label == 1 else plain for label in labels)
     (found,) = find_shortcuts(
         ImageMeasurements(measured.values, measured.small, measured.hashes, files), labels, photos.classes

@@ -98,7 +98,7 @@ def test_options_called_focus_and_views_are_ordinary(mini: Clip, monkeypatch: py
 def test_concepts_and_properties_are_removed_together_from_many_images(
     mini: Clip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dear.shortcuts.plan, "MOST_IMAGES", 6)  # fewer than the training images
+    monkeypatch.setattr(dear.shortcuts.plan, "MAX_IMAGES", 6)  # fewer than the training images
     by_directions = partial(_plan_by_directions, plan_edits)
     monkeypatch.setattr(setup, "plan_edits", by_directions)
     spec = Spec(method="linear-probe", without=("location", "brightness"), way="words", **DATA)

@@ -56,3 +56,12 @@ def read_roles(source: str | os.PathLike[str]) -> RoleMap:
     28
     """
     return RoleMap.table2() if os.fspath(source) == TABLE2 else RoleMap.load(source)
+
+
+def resolve_roles(roles: str | os.PathLike[str] | RoleMap | None, clip: Clip) -> RoleMap | None:
+    """The role map, checked against the backbone; None: the packaged one, if there is one."""
+    if roles is None:
+        return known_roles(clip)
+    checked = roles if isinstance(roles, RoleMap) else read_roles(roles)
+    checked.check(clip)
+    return checked

@@ -103,7 +103,7 @@ class EditedSet:
     members_without: tuple[Image.Image, ...]
 
 
-def edited_set(
+def edit_held_out(
     shortcut: Shortcut, held_out: ImageSet, training: ImageSet, images: int = IMAGES, seed: int = 1
 ) -> EditedSet:
     """The images of a `causal_test`: at most `images` held-out ones of other classes.
@@ -117,7 +117,7 @@ def edited_set(
         )
     rng = random.Random(seed)
     (class_rows, other_rows), (donors, donors_without) = (
-        [(member == wanted).nonzero()[:, 0].tolist() for wanted in (True, False)]
+        [(member == in_class).nonzero()[:, 0].tolist() for in_class in (True, False)]
         for member in (held_out.labels == shortcut.label, training.labels == shortcut.label)
     )
     if not other_rows or not donors:
@@ -125,20 +125,20 @@ def edited_set(
             f"{held_out.name} must have held-out images of classes other than {shortcut.class_name}, got "
             f"{len(other_rows)}, and training images of it, got {len(donors)}"
         )
-    chosen = rng.sample(other_rows, min(images, len(other_rows)))
+    sample = rng.sample(other_rows, min(images, len(other_rows)))
     mask = None if shortcut.mark is None else shortcut.mark.mask
-    marked = _images_with_mark(shortcut, training, donors)
+    marked_donors = _images_with_mark(shortcut, training, donors)
 
     def edit(image: Image.Image, donors: Sequence[int]) -> Image.Image:
         return transfer(shortcut.kind, image, training.image(rng.choice(donors)), mask, shortcut.name)
 
-    plain = [held_out.image(row) for row in chosen]
+    plain = [held_out.image(row) for row in sample]
     removable = can_remove(shortcut.kind) and donors_without
     members = [held_out.image(row) for row in class_rows[:images]] if removable else []
     return EditedSet(
         shortcut,
         tuple(plain),
-        tuple(edit(image, marked) for image in plain),
+        tuple(edit(image, marked_donors) for image in plain),
         tuple(members),
         tuple(edit(image, donors_without) for image in members),
     )
@@ -161,10 +161,10 @@ def causal_test(edited: EditedSet, answers: Answers) -> EditTest:
     """Compare a model's predictions for held-out images before and after the edit."""
     label = edited.shortcut.label
     before, after = answers(edited.plain) == label, answers(edited.edited) == label
-    accuracy, without = None, None
+    accuracy, accuracy_without = None, None
     if edited.members:
         accuracy = float((answers(edited.members) == label).mean())
-        without = float((answers(edited.members_without) == label).mean())
+        accuracy_without = float((answers(edited.members_without) == label).mean())
     return EditTest(
         edited.shortcut.class_name,
         len(before),
@@ -173,5 +173,5 @@ def causal_test(edited: EditedSet, answers: Answers) -> EditTest:
         int((after & ~before).sum()),
         int((before & ~after).sum()),
         accuracy,
-        without,
+        accuracy_without,
     )

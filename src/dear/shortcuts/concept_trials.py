@@ -21,7 +21,7 @@ from dear.data.folds import IntArray, feature_folds
 from dear.errors import UsageError
 from dear.heads.collect import HeadContributions
 from dear.shortcuts.removal import Removal, combine
-from dear.shortcuts.trials import FOLDS, fit_classifier, simplest, unit_features
+from dear.shortcuts.trials import FOLDS, choose_simplest, fit_classifier, unit_features
 
 ORDER = ("words", "examples", "leace", "heads")
 """Ways to remove a concept, the simplest to use first (it folds into weights).
@@ -104,7 +104,7 @@ def choose_concept_removal(
         name: float(np.mean(_accuracies(removal, images, views, labels, fold)))
         for name, removal in candidates.items()
     }
-    chosen = simplest({name: -score for name, score in scores.items()}, CLOSE)
+    chosen = choose_simplest({name: -score for name, score in scores.items()}, CLOSE)
     if heads_first and "heads" in scores and scores["heads"] >= max(scores.values()) - HEADS_MARGIN:
         chosen = "heads"
     no_removal = Removal((), (), images.features.mean(dim=0), torch.zeros_like(candidates[chosen].removed))

@@ -24,7 +24,7 @@ from dear.heads.collect import HeadContributions
 from dear.heads.names import Head
 from dear.shortcuts.directions import edit_directions, random_directions
 from dear.shortcuts.removal import Removal, remove_heads
-from dear.shortcuts.trials import FOLDS, Labels, fit_classifier, simplest, unit_features
+from dear.shortcuts.trials import FOLDS, Labels, choose_simplest, fit_classifier, unit_features
 
 DRAWS = 3  #: random removals to compare with
 COUNTS = (2, 4, 8)  #: candidates for the number of directions
@@ -134,16 +134,18 @@ def choose_edit_removal(edited: EditedFeatures, kinds: Sequence[str]) -> EditCho
     if not any(_folds(edited)):
         return None
     counts = [count for count in COUNTS if count <= min(edited.original.features.shape)]
-    tried = {count: _trial(edited, partial(remove_directions, kinds=kinds, count=count)) for count in counts}
+    by_count = {
+        count: _trial(edited, partial(remove_directions, kinds=kinds, count=count)) for count in counts
+    }
     nothing = _trial(edited)
-    directions = int(_best({str(count): trial for count, trial in tried.items()}, nothing))
+    directions = int(_cheapest({str(count): trial for count, trial in by_count.items()}, nothing))
     trials = {
         "nothing": nothing,
-        "directions": tried[directions],
+        "directions": by_count[directions],
         "heads": _trial(edited, partial(remove_edit_heads, kinds=kinds)),
         "copies": _trial(edited, copies=True),
     }
-    way = _best({name: trials[name] for name in WAYS}, nothing)
+    way = _cheapest({name: trials[name] for name in WAYS}, nothing)
     if way == "copies":
         return EditChoice(way, directions, trials, None)
     if way == "directions":
@@ -155,12 +157,12 @@ def choose_edit_removal(edited: EditedFeatures, kinds: Sequence[str]) -> EditCho
     return EditChoice(way, directions, trials, Trial(accuracy, moved))
 
 
-def _best(trials: Mapping[str, Trial], nothing: Trial) -> str:
+def _cheapest(trials: Mapping[str, Trial], nothing: Trial) -> str:
     """Name of the simplest trial among those with nearly the lowest cost."""
     costs = {
         name: trial.moved + max(0.0, nothing.accuracy - trial.accuracy) for name, trial in trials.items()
     }
-    return simplest(costs, CLOSE)
+    return choose_simplest(costs, CLOSE)
 
 
 def _trial(edited: EditedFeatures, remove: Any = None, copies: bool = False) -> Trial:

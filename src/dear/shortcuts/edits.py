@@ -35,9 +35,9 @@ _RADII = (0.002, 0.004, 0.007, 0.01, 0.015, 0.02, 0.03, 0.045)  # of the short s
 
 def random_edit(kind: str, image: Image.Image, rng: random.Random) -> Image.Image:
     """A copy of an image (RGB) with a property of this kind changed at random."""
-    if kind not in _RANDOM:
-        raise UsageError(f"kind must be one of {', '.join(sorted(_RANDOM))}, got {kind!r}")
-    return _RANDOM[kind](image, rng)
+    if kind not in _RANDOM_EDITS:
+        raise UsageError(f"kind must be one of {', '.join(sorted(_RANDOM_EDITS))}, got {kind!r}")
+    return _RANDOM_EDITS[kind](image, rng)
 
 
 def transfer(
@@ -61,9 +61,9 @@ def transfer(
         return _paste(image, donor, region, grow=False)
     if kind == "mark":
         raise UsageError("mask must be the place of the mark to transfer it, got None")
-    if kind not in _TRANSFER:
-        raise UsageError(f"kind must be one of {', '.join(sorted(_RANDOM))}, got {kind!r}")
-    return _TRANSFER[kind](image, donor, name or kind)
+    if kind not in _TRANSFERS:
+        raise UsageError(f"kind must be one of {', '.join(sorted(_RANDOM_EDITS))}, got {kind!r}")
+    return _TRANSFERS[kind](image, donor, name or kind)
 
 
 def can_remove(kind: str) -> bool:
@@ -84,9 +84,9 @@ def _paste(image: Image.Image, donor: Image.Image, mask: Mask, grow: bool = True
     return Image.composite(donor.resize(image.size, Image.Resampling.BICUBIC), image, shape)
 
 
-def _ratio(image: Image.Image, donor: Image.Image, name: str, least: float = 0.1) -> float:
-    """The donor's value of a property relative to the image's, clipped to [least, 5]."""
-    return float(np.clip(_value(donor, name) / max(_value(image, name), 1.0), least, 5.0))
+def _ratio(image: Image.Image, donor: Image.Image, name: str, minimum: float = 0.1) -> float:
+    """The donor's value of a property relative to the image's, clipped to [minimum, 5]."""
+    return float(np.clip(_value(donor, name) / max(_value(image, name), 1.0), minimum, 5.0))
 
 
 def _brightness(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
@@ -96,8 +96,8 @@ def _brightness(image: Image.Image, donor: Image.Image, name: str) -> Image.Imag
 def _contrast(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
     pixels = np.asarray(image, dtype=np.float64)
     if name == "darkest pixels":
-        wanted, current, high = _value(donor, name), _value(image, name), _value(image, "brightest pixels")
-        scale = np.clip((high - wanted) / max(high - current, 1.0), 0.1, 5.0)
+        target, current, high = _value(donor, name), _value(image, name), _value(image, "brightest pixels")
+        scale = np.clip((high - target) / max(high - current, 1.0), 0.1, 5.0)
         return _image(high - (high - pixels) * scale)
     return _image(pixels.mean() + (pixels - pixels.mean()) * _ratio(image, donor, "contrast"))
 
@@ -120,9 +120,9 @@ def _cast(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
 
 def _tint(image: Image.Image, donor: Image.Image) -> Image.Image:
     """The image with the donor's tint of blacks and whites, at the same brightness."""
-    (low, high), (wanted_low, wanted_high) = _levels(image), _levels(donor)
-    low_to = low.mean() + wanted_low - wanted_low.mean()
-    high_to = high.mean() + wanted_high - wanted_high.mean()
+    (low, high), (target_low, target_high) = _levels(image), _levels(donor)
+    low_to = low.mean() + target_low - target_low.mean()
+    high_to = high.mean() + target_high - target_high.mean()
     low_to, high_to = low_to - min(0.0, low_to.min()), high_to - max(0.0, high_to.max() - 255)  # not clipped
     pixels = np.asarray(image, dtype=np.float64)
     return _image(low_to + (pixels - low) * (high_to - low_to) / np.maximum(high - low, 1.0))
@@ -136,9 +136,9 @@ def _levels(image: Image.Image) -> tuple[Floats, Floats]:
 
 
 def _vignette(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
-    wanted = _value(donor, "vignette")
+    target = _value(donor, "vignette")
     candidates = (image, *(shade_corners(image, strength) for strength in _SHADES))
-    return min(candidates, key=lambda candidate: abs(_value(candidate, "vignette") - wanted))
+    return min(candidates, key=lambda candidate: abs(_value(candidate, "vignette") - target))
 
 
 def shade_corners(image: Image.Image, strength: float) -> Image.Image:
@@ -149,31 +149,31 @@ def shade_corners(image: Image.Image, strength: float) -> Image.Image:
 
 
 def _sharpness(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
-    wanted = _value(donor, "sharpness")
+    target = _value(donor, "sharpness")
 
     def distance(candidate: Image.Image) -> float:
         small = np.asarray(candidate.convert("L").resize((FINE, FINE)), dtype=np.float64)
-        return abs(float(np.log(laplacian(small).var() + 1e-3)) - wanted)
+        return abs(float(np.log(laplacian(small).var() + 1e-3)) - target)
 
-    if wanted >= _value(image, "sharpness"):
+    if target >= _value(image, "sharpness"):
         return min((image, image.filter(ImageFilter.UnsharpMask(2, 150))), key=distance)
     blurred = [image.filter(ImageFilter.GaussianBlur(part * min(image.size))) for part in _RADII]
     return min((image, *blurred), key=distance)
 
 
 def _compression(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
-    wanted = blockiness(donor)
+    target = blockiness(donor)
     candidates = (image, *(recompress(image, quality) for quality in _QUALITIES))
-    return min(candidates, key=lambda candidate: abs(blockiness(candidate) - wanted))
+    return min(candidates, key=lambda candidate: abs(blockiness(candidate) - target))
 
 
 def _aspect(image: Image.Image, donor: Image.Image, name: str) -> Image.Image:
-    wanted = donor.width / donor.height
+    target = donor.width / donor.height
     width, height = image.size
-    if width / height > wanted:
-        width = max(1, round(height * wanted))
+    if width / height > target:
+        width = max(1, round(height * target))
     else:
-        height = max(1, round(width / wanted))
+        height = max(1, round(width / target))
     return ImageOps.fit(image, (width, height))
 
 
@@ -186,8 +186,8 @@ def recompress(image: Image.Image, quality: int) -> Image.Image:
     """The image after JPEG compression with this quality."""
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality)
-    with Image.open(buffer) as opened:
-        return opened.convert("RGB")
+    with Image.open(buffer) as file:
+        return file.convert("RGB")
 
 
 def _image(pixels: Floats) -> Image.Image:
@@ -242,7 +242,7 @@ def _random_size(image: Image.Image, rng: random.Random) -> Image.Image:
     return _shrink(image, rng.uniform(0.2, 0.8)).resize(image.size, Image.Resampling.BICUBIC)
 
 
-_RANDOM: dict[str, Callable[[Image.Image, random.Random], Image.Image]] = {
+_RANDOM_EDITS: dict[str, Callable[[Image.Image, random.Random], Image.Image]] = {
     "brightness": lambda image, rng: ImageEnhance.Brightness(image).enhance(rng.uniform(0.35, 1.4)),
     "contrast": lambda image, rng: ImageEnhance.Contrast(image).enhance(rng.uniform(0.3, 1.5)),
     "saturation": lambda image, rng: ImageEnhance.Color(image).enhance(rng.choice((0.0, rng.random()))),
@@ -260,7 +260,7 @@ _RANDOM: dict[str, Callable[[Image.Image, random.Random], Image.Image]] = {
     "size": _random_size,
     "aspect": _random_crop,
 }
-_TRANSFER: dict[str, Callable[[Image.Image, Image.Image, str], Image.Image]] = {
+_TRANSFERS: dict[str, Callable[[Image.Image, Image.Image, str], Image.Image]] = {
     "brightness": _brightness,
     "contrast": _contrast,
     "saturation": _saturation,
@@ -271,4 +271,4 @@ _TRANSFER: dict[str, Callable[[Image.Image, Image.Image, str], Image.Image]] = {
     "size": _size,
     "aspect": _aspect,
 }
-KINDS = tuple(_RANDOM)  #: all kinds of edits, which `--without` accepts in addition to concepts
+KINDS = tuple(_RANDOM_EDITS)  #: all kinds of edits, which `--without` accepts in addition to concepts

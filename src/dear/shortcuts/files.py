@@ -1,4 +1,4 @@
-"""Facts of image files that their pixels do not show: bytes, format, camera, JPEG tables."""
+"""Metadata of image files that their pixels do not show: bytes, format, camera, JPEG tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAKE, _MODEL = 0x010F, 0x0110  # EXIF tags
 
 
 @dataclass(frozen=True)
-class FileFacts:
+class FileMetadata:
     """Metadata of an image file."""
 
     bytes_per_pixel: float  #: bytes over the number of pixels
@@ -26,7 +26,7 @@ class FileFacts:
     quality: int | None = None  #: estimated JPEG quality (1 to 100); None: not a JPEG
 
 
-def file_facts(images: ImageSet, index: int) -> FileFacts | None:
+def read_metadata(images: ImageSet, index: int) -> FileMetadata | None:
     """Metadata of the file of an image; None for an image without a file."""
     path = image_path(images, index)
     if path is None:
@@ -35,7 +35,7 @@ def file_facts(images: ImageSet, index: int) -> FileFacts | None:
         with Image.open(path) as image:
             camera = " ".join(str(image.getexif().get(tag, "")).strip(" \0") for tag in (_MAKE, _MODEL))
             tables = getattr(image, "quantization", None) or {}
-            return FileFacts(
+            return FileMetadata(
                 os.path.getsize(path) / max(1, image.width * image.height),
                 str(image.format),
                 " ".join(camera.split())[:60],

@@ -27,17 +27,18 @@ from dear.shortcuts.properties import (
 )
 
 LIMIT = 0.95  #: minimum score of a finding
-ENOUGH = 16  #: images per class; with fewer, high scores occur by chance, so the limit is higher
-FEWEST = 8  #: classes with fewer images are not scored
+ENOUGH_IMAGES = 16  #: images per class; with fewer, high scores occur by chance, so the limit is higher
+MIN_IMAGES = 8  #: classes with fewer images are not scored
 FEW_CLASSES, FEW_LIMIT = 5, 0.98  #: with fewer classes, the other images are not varied enough
-TIED = 0.01  #: above their limits, from which on scores count as equal: one edit moves several properties
-NEAR = 0.1  #: distance from its limit at which the closest property below it is mentioned
+#: above their limits, from which on scores count as equal: one edit moves several properties
+TIE_MARGIN = 0.01
+CLOSE_MARGIN = 0.1  #: distance from its limit at which the closest property below it is mentioned
 
 _LIMITS = {measure.name: measure.limit for measure in PROPERTIES}
 _TITLES = {measure.name: measure.title for measure in PROPERTIES}
 FILE_SIZE = Property("bytes per pixel", "strongly compressed", "weakly compressed")
 
-#: which of several findings with equal scores says most about what was done
+#: of several findings with equal scores, the first one says most about what was done
 _ORDER = (
     "mark", "brightness", "brightest pixels", "black tint", "green black tint", "green gray tint",
     "white tint", "saturation", "blocks", "sharpness", "aspect", "width", "contrast", "red", "blue",
@@ -53,11 +54,11 @@ class Shortcut:
 
     label: int
     class_name: str
-    name: str  #: name of the property, "mark", or a fact of the files
+    name: str  #: name of the property, "mark", or metadata of the files
     kind: str  #: the kind of edit, which `--without` removes; empty: a model cannot see the property
     score: float  #: 0.5 to 1
     look: str  #: appearance of the images of the class: "gray", "with black corners"
-    #: medians of the class and of the others; None for marks and file facts in words
+    #: medians of the class and of the others; None for marks and metadata in words
     values: tuple[float, float] | None = None
     mark: Mark | None = None
     also: tuple[str, ...] = ()  #: other properties above the limit in the same class
@@ -107,23 +108,22 @@ class Search:
     """Properties that separate classes from all others, and the one that comes closest to the limit."""
 
     shortcuts: tuple[Shortcut, ...]  #: one per class, the highest score first
-    closest: Shortcut | None = None  #: of the other classes; None: none comes within `NEAR` of its limit
+    #: of the other classes; None: none comes within `CLOSE_MARGIN` of its limit
+    closest: Shortcut | None = None
     closest_limit: float = LIMIT  #: the score it would need
 
 
 def find_shortcuts(
-    measured: ImageMeasurements, labels: Sequence[int], classes: Sequence[str], limit: float = LIMIT
+    measured: ImageMeasurements, labels: Sequence[int], classes: Sequence[str]
 ) -> tuple[Shortcut, ...]:
     """The `shortcuts` of a `search_properties`."""
-    return search_properties(measured, labels, classes, limit).shortcuts
+    return search_properties(measured, labels, classes).shortcuts
 
 
-def search_properties(
-    measured: ImageMeasurements, labels: Sequence[int], classes: Sequence[str], limit: float = LIMIT
-) -> Search:
+def search_properties(measured: ImageMeasurements, labels: Sequence[int], classes: Sequence[str]) -> Search:
     """Score every property of every class against all other images.
 
-    `limit` is the minimum score of a finding; it rises for few images or classes (`limit_for`).
+    The minimum score of a finding rises for few images or classes (`limit_for`).
     """
     label_array = np.asarray(labels, dtype=np.int64)
     if len(label_array) != len(measured):
@@ -137,30 +137,30 @@ def search_properties(
     marks = fixed_marks(measured.small, label_array, len(classes))
     above_limit, below = list[Shortcut](), list[tuple[float, Shortcut, float]]()
     for label, name in enumerate(classes):
-        if counts[label] < FEWEST:
+        if counts[label] < MIN_IMAGES:
             continue
 
         def required(shortcut: Shortcut, count: int = int(counts[label])) -> float:
-            return limit_for(count, present, min(limit, _LIMITS.get(shortcut.name, limit)))
+            return limit_for(count, present, min(LIMIT, _LIMITS.get(shortcut.name, LIMIT)))
 
         member, mark = label_array == label, marks[label]
-        scored = _numeric_scores(numbers, ranks, member, label, name)
-        scored += _fact_scores(measured, member, label, name)
-        scored += [] if mark is None else [_mark(mark, label, name)]
-        above = [shortcut for shortcut in scored if shortcut.score >= required(shortcut)]
+        candidates = _numeric_scores(numbers, ranks, member, label, name)
+        candidates += _file_scores(measured, member, label, name)
+        candidates += [] if mark is None else [_mark(mark, label, name)]
+        above = [shortcut for shortcut in candidates if shortcut.score >= required(shortcut)]
         if not any(shortcut.name == "mark" for shortcut in above):
             patch = common_patch(measured.small, member)
             above += [] if patch is None else [_mark(patch, label, name)]
         if above:
-            first, *others = sorted(above, key=_rank)
+            first, *others = sorted(above, key=_sort_key)
             above_limit.append(replace(first, also=tuple(other.name for other in others)))
         else:
-            nearest = min((s for s in scored if s.kind), key=lambda s: required(s) - s.score)
+            nearest = min((s for s in candidates if s.kind), key=lambda s: required(s) - s.score)
             below.append((required(nearest) - nearest.score, nearest, required(nearest)))
-    gap, closest, needed = min(below, key=lambda entry: entry[0], default=(0.0, None, limit))
-    if gap > NEAR:
+    gap, closest, closest_limit = min(below, key=lambda entry: entry[0], default=(0.0, None, LIMIT))
+    if gap > CLOSE_MARGIN:
         closest = None
-    return Search(tuple(sorted(above_limit, key=lambda shortcut: -shortcut.score)), closest, needed)
+    return Search(tuple(sorted(above_limit, key=lambda shortcut: -shortcut.score)), closest, closest_limit)
 
 
 def limit_for(images: int, classes: int, limit: float = LIMIT) -> float:
@@ -169,10 +169,10 @@ def limit_for(images: int, classes: int, limit: float = LIMIT) -> float:
     >>> limit_for(16, 10), limit_for(30, 3), limit_for(5, 10)
     (0.95, 0.98, 2.0)
     """
-    if images < FEWEST:
+    if images < MIN_IMAGES:
         return 2.0
-    scarce = limit + (0.995 - limit) * max(0, ENOUGH - images) / (ENOUGH - FEWEST)
-    return max(limit, scarce, FEW_LIMIT if classes < FEW_CLASSES else 0.0)
+    raised = limit + (0.995 - limit) * max(0, ENOUGH_IMAGES - images) / (ENOUGH_IMAGES - MIN_IMAGES)
+    return max(limit, raised, FEW_LIMIT if classes < FEW_CLASSES else 0.0)
 
 
 def auc(values: Floats, members: Mask) -> float:
@@ -195,28 +195,30 @@ def _numbers(measured: ImageMeasurements) -> Floats:
 
 def _numeric_scores(numbers: Floats, ranks: Floats, members: Mask, label: int, name: str) -> list[Shortcut]:
     scores = []
-    for each, values, ranked in zip((*PROPERTIES, FILE_SIZE), numbers.T, ranks.T, strict=False):
-        area = _area(ranked, members)
+    for measure, values, value_ranks in zip((*PROPERTIES, FILE_SIZE), numbers.T, ranks.T, strict=False):
+        area = _area(value_ranks, members)
         medians = (float(np.median(values[members])), float(np.median(values[~members])))
-        look = each.high if area >= 0.5 else each.low
+        look = measure.high if area >= 0.5 else measure.low
         if look:
-            scores.append(Shortcut(label, name, each.name, each.edit, max(area, 1 - area), look, medians))
+            scores.append(
+                Shortcut(label, name, measure.name, measure.edit, max(area, 1 - area), look, medians)
+            )
     return scores
 
 
 def _mark(mark: Mark, label: int, name: str) -> Shortcut:
     color = "" if mark.color == "mixed" else f"{mark.color} "
     if mark.place in ("background", "frame") or mark.place.startswith("corners"):
-        described = f"{color}{mark.place}"
-        look = f"with {described if mark.place.startswith('corners') else article(described)}"
+        description = f"{color}{mark.place}"
+        look = f"with {description if mark.place.startswith('corners') else article(description)}"
         kind = "frame" if mark.place != "background" else "mark"
     else:
         look, kind = f"with the same {color}mark at the {mark.place}", "mark"
     return Shortcut(label, name, "mark", kind, mark.score, look, mark=mark)
 
 
-def _fact_scores(measured: ImageMeasurements, members: Mask, label: int, name: str) -> list[Shortcut]:
-    """File facts in words: does the usual value of the class separate it? Empty without files."""
+def _file_scores(measured: ImageMeasurements, members: Mask, label: int, name: str) -> list[Shortcut]:
+    """Metadata of files: does the most frequent value of the class separate it? Empty without files."""
     files = [facts for facts in measured.files if facts is not None]
     if len(files) < len(measured):
         return []
@@ -227,15 +229,15 @@ def _fact_scores(measured: ImageMeasurements, members: Mask, label: int, name: s
         ("JPEG tables", [facts.tables and f"quality {facts.quality} ({facts.tables})" for facts in files]),
     ):
         in_class = Counter(value for value, member in zip(values, members, strict=True) if member)
-        usual, _ = in_class.most_common(1)[0]
-        same: Floats = np.array([value == usual for value in values], dtype=np.float64)
-        kind, look = "compression" if words == "JPEG tables" else "", f"with {words} {usual or 'unknown'}"
+        frequent, _ = in_class.most_common(1)[0]
+        same: Floats = np.array([value == frequent for value in values], dtype=np.float64)
+        kind, look = "compression" if words == "JPEG tables" else "", f"with {words} {frequent or 'unknown'}"
         scores.append(Shortcut(label, name, words, kind, auc(same, members), look))
     return scores
 
 
-def _rank(shortcut: Shortcut) -> tuple[float, bool, int]:
-    # Fewer blocks than usual say little: blur does that, too.
+def _sort_key(shortcut: Shortcut) -> tuple[float, bool, int]:
+    # Fewer blocks than in the other images say little: blur has the same effect.
     weak = shortcut.name == "blocks" and shortcut.look == PROPERTIES[property_column("blocks")].low
     above = shortcut.score - _LIMITS.get(shortcut.name, LIMIT)
-    return -min(round(above, 2), TIED), weak, _ORDER.index(shortcut.name)
+    return -min(round(above, 2), TIE_MARGIN), weak, _ORDER.index(shortcut.name)

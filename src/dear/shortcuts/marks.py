@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from dear.data.duplicates import SIDE as MARK
 from dear.shortcuts.properties import Floats
 
-PLACES = 16  #: pixels of 32 x 32 that a fixed mark has at least
-STILL = 0.1  #: pixels whose variance is below this share of the others' belong to the mark
+MIN_PIXELS = 16  #: pixels of 32 x 32 that a fixed mark has at least
+MAX_RELATIVE_VARIANCE = 0.1  #: pixels whose variance is below this share of the others' belong to the mark
 PATCH, STRIDE = 4, 2  #: of the patches that images may have in common
-SAME, DIFFERENT = 12.0, 24.0  #: root mean square of gray levels: patches are the same, images are not
-STRUCTURE = 24.0  #: standard deviation within a patch: below it is plain
-SHARE = 0.3  #: of the class's images that have the patch in common
-ELSEWHERE = 0.02  #: of the other images may have such a patch
+#: root mean square of gray levels: below the first, patches are the same; above the second, images are not
+SAME_PATCH, DIFFERENT_IMAGES = 12.0, 24.0
+MIN_STRUCTURE = 24.0  #: standard deviation within a patch: below it is plain
+MIN_SHARE = 0.3  #: of the class's images that have the patch in common
+MAX_OTHER_SHARE = 0.02  #: of the other images may have such a patch
 
 Mask = NDArray[np.bool_]
 
@@ -51,11 +52,11 @@ def fixed_marks(small: NDArray[np.uint8], labels: NDArray[np.int64], classes: in
 
     None for classes without images. Sums over all images are computed once; those of a class are subtracted.
     """
-    everything = _Moments.of(small)
+    all_images = _Moments.of(small)
     marks: list[Mark | None] = []
     for label in range(classes):
         members = small[labels == label]
-        marks.append(_fixed_mark(members, everything) if 0 < len(members) < len(small) else None)
+        marks.append(_fixed_mark(members, all_images) if 0 < len(members) < len(small) else None)
     return marks
 
 
@@ -89,47 +90,49 @@ class _Moments:
         return variance
 
 
-def _fixed_mark(in_class: NDArray[np.uint8], everything: _Moments) -> Mark:
+def _fixed_mark(in_class: NDArray[np.uint8], all_images: _Moments) -> Mark:
     """Where the variance of the class's images over that of the others is smallest.
 
     Images low in contrast (dark ones, say) vary less everywhere and have no mark: below half of the others'
     variance within images, the ratio is relative to that.
     """
     inside = _Moments.of(in_class)
-    outside = everything.without(inside)
+    outside = all_images.without(inside)
     contrast = 2 * (inside.within / inside.count) / (outside.within / outside.count + 1.0)
     ratio = inside.variance / (outside.variance + 1.0) / min(1.0, max(contrast, 1e-3))
-    lowest = np.sort(ratio, axis=None)[:PLACES]
-    mask = ratio <= max(float(lowest[-1]), STILL)
+    lowest = np.sort(ratio, axis=None)[:MIN_PIXELS]
+    mask = ratio <= max(float(lowest[-1]), MAX_RELATIVE_VARIANCE)
     look = np.median(in_class, axis=0).astype(np.uint8)
     return Mark(float(np.clip(1 - lowest.mean(), 0, 1)), mask, look)
 
 
-def common_patch(small: NDArray[np.uint8], in_class: Mask, seed: int = 1) -> Mark | None:
+def common_patch(small: NDArray[np.uint8], in_class: Mask) -> Mark | None:
     """A mark that only some images of the class have; None: there is none."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     inside, outside = (
-        rng.choice(rows, min(len(rows), most), replace=False)
-        for rows, most in ((np.flatnonzero(in_class), 80), (np.flatnonzero(~in_class), 400))
+        rng.choice(rows, min(len(rows), limit), replace=False)
+        for rows, limit in ((np.flatnonzero(in_class), 80), (np.flatnonzero(~in_class), 400))
     )
     rows = small[inside].astype(np.float32)  # [n, 32, 32, 3]
     patches = _patches(rows)  # [W, n, 48]
     # [W, n, 48] -> [W, n, 16, 3] -> [W, n]
-    varied = patches.reshape(*patches.shape[:2], PATCH * PATCH, 3).std(axis=2).max(axis=2) >= STRUCTURE
-    alike = (_distances(patches) < SAME) & (_distances(rows.reshape(1, len(rows), -1)) > DIFFERENT)
+    varied = patches.reshape(*patches.shape[:2], PATCH * PATCH, 3).std(axis=2).max(axis=2) >= MIN_STRUCTURE
+    alike = (_distances(patches) < SAME_PATCH) & (
+        _distances(rows.reshape(1, len(rows), -1)) > DIFFERENT_IMAGES
+    )
     alike &= varied[:, :, None] & varied[:, None, :]
     counts = alike.sum(axis=2)  # [W, n], number of other images with the patch of image n
     window, center = np.unravel_index(int(counts.argmax()), counts.shape)
     share = (1 + int(counts[window, center])) / len(inside)
-    if share < max(SHARE, 4 / len(inside)):
+    if share < max(MIN_SHARE, 4 / len(inside)):
         return None
     top, left = (STRIDE * int(part) for part in divmod(int(window), (MARK - PATCH) // STRIDE + 1))
     difference = small[outside, top : top + PATCH, left : left + PATCH].astype(np.float32)
     difference -= rows[center, top : top + PATCH, left : left + PATCH]
-    if float((np.sqrt((difference**2).mean(axis=(1, 2, 3))) < SAME).mean()) > ELSEWHERE:
+    if float((np.sqrt((difference**2).mean(axis=(1, 2, 3))) < SAME_PATCH).mean()) > MAX_OTHER_SHARE:
         return None
     chosen = rows[[center, *np.flatnonzero(alike[window, center])]]
-    still = chosen.var(axis=0).mean(axis=-1) < SAME**2
+    still = chosen.var(axis=0).mean(axis=-1) < SAME_PATCH**2
     around = np.s_[max(0, top - 4) : top + 8, max(0, left - 4) : left + 8]
     mask = np.zeros((MARK, MARK), dtype=bool)
     mask[around] = still[around]

@@ -37,7 +37,7 @@ from dear.utils.notices import note
 from dear.utils.progress import Progress, silent
 
 GAIN = 0.02  #: fraction of the predictions that an improvement must reach
-MOST_IMAGES = 400  #: training images that are edited to find directions and heads, and to choose
+MAX_IMAGES = 400  #: training images that are edited to find directions and heads, and to choose
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ def plan_edits(
     plan = EditPlan(tuple(kinds), way, shortcuts)
     if way == "copies":
         return replace(plan, copies=tuple(copies))
-    step = -(-len(images) // MOST_IMAGES)
+    step = -(-len(images) // MAX_IMAGES)
     rows = range(0, len(images), step)
     edited = edited_features(clip, images.subset(rows), [part.subset(rows) for part in copies], progress)
     edited = replace(edited, units=None if units is None else units[::step])

@@ -16,7 +16,7 @@ from PIL import Image
 from dear.data.duplicates import Prints
 from dear.data.images import ImageSet
 from dear.errors import UsageError
-from dear.shortcuts.files import FileFacts, file_facts
+from dear.shortcuts.files import FileMetadata, read_metadata
 from dear.utils.parallel import map_threads
 from dear.utils.progress import Progress, silent
 
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 SIDE, FINE, EDGE = 128, 256, 4  #: pixels
 BLOCK = 8  #: pixels of a JPEG block
 _BATCH = 64
-_NATIVE = 1024  #: blocks are measured in at most this many rows and columns
+_MAX_SIDE = 1024  #: blocks are measured in at most this many rows and columns
 CORNERS = ("top left", "top right", "bottom left", "bottom right")
 _RADIUS_VECTORS = (np.mgrid[:SIDE, :SIDE] - (SIDE - 1) / 2) / (SIDE / 2)  # [2, SIDE, SIDE]: y, x
 
@@ -90,7 +90,7 @@ class ImageMeasurements:
     values: Floats  #: [n, P], one column per entry of `PROPERTIES`
     small: NDArray[np.uint8]  #: the images at 32 x 32, uint8 [n, 32, 32, 3]
     hashes: NDArray[np.uint64]  #: difference hashes of the images and of their mirror images, uint64 [n, 2]
-    files: tuple[FileFacts | None, ...]
+    files: tuple[FileMetadata | None, ...]
 
     def __len__(self) -> int:
         return len(self.values)
@@ -105,12 +105,12 @@ class ImageMeasurements:
         return self.values[:, property_column(name)]
 
     def find_column(self, name: str) -> Floats | None:
-        """The values [n] of a property; None for a mark or a fact of the files."""
+        """The values [n] of a property; None for a mark or metadata of files."""
         return self.column(name) if name in {each.name for each in PROPERTIES} else None
 
-    def subset(self, places: Sequence[int]) -> ImageMeasurements:
-        """The measurements of the images at the indices `places`."""
-        rows = np.asarray(places, dtype=np.int64)
+    def subset(self, indices: Sequence[int]) -> ImageMeasurements:
+        """The measurements of the images at `indices`."""
+        rows = np.asarray(indices, dtype=np.int64)
         return ImageMeasurements(
             self.values[rows], self.small[rows], self.hashes[rows], tuple(self.files[row] for row in rows)
         )
@@ -125,34 +125,33 @@ def property_column(name: str) -> int:
 
 
 def measure_properties(images: ImageSet, progress: Progress = silent) -> ImageMeasurements:
-    """Properties, small copies, hashes and file facts of all images of a set."""
+    """Properties, small copies, hashes and file metadata of all images of a set."""
     if not len(images):
         raise UsageError(f"{images.name} must have at least one image, got none")
 
-    def measure(index: int) -> tuple[Floats, Prints, FileFacts | None]:
+    def measure(index: int) -> tuple[Floats, Prints, FileMetadata | None]:
         image = images.image(index)
-        return properties_of(image), Prints.of([image]), file_facts(images, index)
+        return properties_of(image), Prints.of([image]), read_metadata(images, index)
 
     values, prints = np.empty((len(images), len(PROPERTIES))), Prints.empty(len(images))
-    files: list[FileFacts | None] = []
+    files: list[FileMetadata | None] = []
     for start in range(0, len(images), _BATCH):
-        for row, print_of_image, facts in map_threads(
-            measure, range(start, min(start + _BATCH, len(images)))
-        ):
+        batch = range(start, min(start + _BATCH, len(images)))
+        for row, image_prints, metadata in map_threads(measure, batch):
             values[len(files)] = row
-            prints.put(len(files), print_of_image)
-            files.append(facts)
+            prints.put(len(files), image_prints)
+            files.append(metadata)
         progress("image properties", len(files), len(images))
     return ImageMeasurements(values, prints.small, prints.hashes, tuple(files))
 
 
 def properties_of(image: Image.Image) -> Floats:
     """The properties [P] of one image (RGB), in the order of `PROPERTIES`."""
-    pixels = _resized(image, SIDE)
+    pixels = _resize(image, SIDE)
     light = pixels.mean(axis=2)
     edge = edge_pixels(pixels)
     low, high = np.percentile(light, (1, 99))
-    fine = _resized(image, FINE)
+    fine = _resize(image, FINE)
     return np.array(
         (
             light.mean(),
@@ -178,7 +177,7 @@ def properties_of(image: Image.Image) -> Floats:
     )
 
 
-def _resized(image: Image.Image, side: int) -> Floats:
+def _resize(image: Image.Image, side: int) -> Floats:
     """Float64 [side, side, 3], values 0 to 255."""
     small = image.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
     return np.asarray(small, dtype=np.float64)
@@ -261,7 +260,7 @@ def blockiness(image: Image.Image) -> float:
 
     The grid may start at any pixel: the image may have been cropped or turned since it was compressed.
     """
-    window = image.crop((0, 0, min(image.width, _NATIVE), min(image.height, _NATIVE)))
+    window = image.crop((0, 0, min(image.width, _MAX_SIDE), min(image.height, _MAX_SIDE)))
     light = np.asarray(window.convert("L"), dtype=np.float64)
     ratios = []
     for axis in (0, 1):

@@ -64,8 +64,8 @@ class Removal:
             matrix, bias = after.matrix.cpu() @ keep, bias + after.bias.cpu() @ keep
             heads, note = tuple(dict.fromkeys(after.heads + heads)), f"{after.note}; {note}"
         if self.means is not None:
-            corrected = () if after is None else after.heads
-            means = [mean for key, mean in zip(self.heads, self.means, strict=True) if key not in corrected]
+            earlier = () if after is None else after.heads
+            means = [mean for head, mean in zip(self.heads, self.means, strict=True) if head not in earlier]
             bias = bias + sum(means, torch.zeros_like(bias)) @ matrix
         return Correction(matrix.contiguous(), bias.contiguous(), heads, note)
 

@@ -19,26 +19,26 @@ from dear.shortcuts.removal import Removal
 
 FOLDS = 4
 Labels = np.ndarray[Any, np.dtype[np.int64]]
-Rows = np.ndarray[Any, np.dtype[np.float32]]
+Features = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def simplest(costs: Mapping[str, float], margin: float) -> str:
+def choose_simplest(costs: Mapping[str, float], margin: float) -> str:
     """The first candidate, in order of simplicity, whose cost is within `margin` of the lowest.
 
-    >>> simplest({"words": 0.12, "heads": 0.1, "copies": 0.3}, 0.03)
+    >>> choose_simplest({"words": 0.12, "heads": 0.1, "copies": 0.3}, 0.03)
     'words'
     """
     return next(name for name in costs if costs[name] <= min(costs.values()) + margin)
 
 
-def unit_features(removal: Removal | None, images: HeadContributions) -> Rows:
+def unit_features(removal: Removal | None, images: HeadContributions) -> Features:
     """Unit features [n, E] after the removal `removal`, if any."""
     features = images.features if removal is None else removal.apply(images)
-    rows: Rows = F.normalize(features, dim=-1).numpy()
+    rows: Features = F.normalize(features, dim=-1).numpy()
     return rows
 
 
-def fit_classifier(rows: Rows, labels: Labels) -> Any:
+def fit_classifier(rows: Features, labels: Labels) -> Any:
     """The `predict` function of a logistic regression on rows [n, E]."""
     from sklearn.linear_model import LogisticRegression
 

@@ -14,7 +14,7 @@ from dear.data.open import open_folder
 from dear.errors import UsageError
 from dear.heads.collect import HeadContributions, collect_contributions
 from dear.heads.concept_words import Concept, find_concept, readable_words, value_features
-from dear.heads.known_roles import known_roles, read_roles
+from dear.heads.known_roles import resolve_roles
 from dear.heads.names import CONCEPTS
 from dear.heads.roles import RoleMap
 from dear.shortcuts.concept_trials import ORDER, ConceptChoice, choose_concept_removal
@@ -178,7 +178,7 @@ class RemovedConcepts:
         }
 
 
-def remove(
+def remove_concepts(
     clip: Clip,
     images: ImageSet,
     without: Without,
@@ -197,17 +197,17 @@ def remove(
             image tower.
         units: [n], equal for copies of an image; None: images with equal features are copies.
     """
-    checked_roles = role_map(roles, clip)
-    concepts = {name: _concept(name, without) for name in without.concepts}  # checked before any work
-    examples = {name: _examples(source) for name, source in without.examples.items()}
+    checked_roles = resolve_roles(roles, clip)
+    concepts = {name: _find_concept(name, without) for name in without.concepts}  # checked before any work
+    examples = {name: _open_examples(source) for name, source in without.examples.items()}
     layers = checked_roles.layers if checked_roles is not None else clip.config.vision.last_third
     collected = collect_contributions(clip, images, layers)
     ways: dict[str, dict[str, Removal]] = {}
     choices: dict[str, ConceptChoice] = {}
     for name, concept in concepts.items():
-        ways[name] = ways_to_remove(clip, concept, collected, checked_roles, examples.get(name))
+        ways[name] = possible_removals(clip, concept, collected, checked_roles, examples.get(name))
         if without.way != "auto":
-            choices[name] = _named_way(concept.name, ways[name], without.way)
+            choices[name] = _choose_named_way(concept.name, ways[name], without.way)
         elif ways[name]:
             choices[name] = choose_concept_removal(
                 collected, images.labels, ways[name], heads_first=heads_first, units=units
@@ -221,16 +221,7 @@ def remove(
     return RemovedConcepts(clip.with_correction(removal.correction()), removal, choices, collected, ways)
 
 
-def role_map(roles: PathLike | RoleMap | None, clip: Clip) -> RoleMap | None:
-    """The role map, checked against the backbone; None: the packaged one, if there is one."""
-    if roles is None:
-        return known_roles(clip)
-    checked = roles if isinstance(roles, RoleMap) else read_roles(roles)
-    checked.check(clip)
-    return checked
-
-
-def _concept(name: str, without: Without) -> Concept:
+def _find_concept(name: str, without: Without) -> Concept:
     """The concept with this name; one that examples define needs no words."""
     try:
         return find_concept(name)
@@ -240,7 +231,7 @@ def _concept(name: str, without: Without) -> Concept:
         raise
 
 
-def _examples(source: PathLike | ImageSet) -> ImageSet:
+def _open_examples(source: PathLike | ImageSet) -> ImageSet:
     """Example images, whose classes are the values of a concept."""
     if isinstance(source, ImageSet):
         return source
@@ -252,7 +243,7 @@ def _examples(source: PathLike | ImageSet) -> ImageSet:
     return open_folder(source, "all")
 
 
-def ways_to_remove(
+def possible_removals(
     clip: Clip,
     concept: Concept,
     collected: HeadContributions,
@@ -273,7 +264,7 @@ def ways_to_remove(
     return ways
 
 
-def _named_way(name: str, ways: Mapping[str, Removal], way: str) -> ConceptChoice:
+def _choose_named_way(name: str, ways: Mapping[str, Removal], way: str) -> ConceptChoice:
     """The removal by `way`, which the user named; no scores."""
     missing = [part for part in way.split("+") if part not in ways]
     if missing:

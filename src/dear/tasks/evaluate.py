@@ -29,7 +29,7 @@ from dear.runs.evaluate_several_labels import SeveralLabelsEvaluation
 from dear.runs.folder import add_metrics
 from dear.runs.model import Model, Run
 from dear.runs.predictions import Predictions
-from dear.shortcuts.without import Without, remove
+from dear.shortcuts.without import Without, remove_concepts
 from dear.tasks.load import load_backbone, load_model
 from dear.tasks.predict import predict
 from dear.tasks.retrieve import gallery_of
@@ -214,7 +214,9 @@ def zeroshot(
     if removal is not None:
         if isinstance(data, ImageSet):
             raise UsageError("without is measured on a training split; name a folder, a table or a benchmark")
-        clip = remove(clip, open_data(data, "train", root=data_root, template=template), removal, roles).clip
+        clip = remove_concepts(
+            clip, open_data(data, "train", root=data_root, template=template), removal, roles
+        ).clip
     several = targets_of(images) is not None
     method = build_method(
         "zeroshot",

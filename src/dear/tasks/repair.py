@@ -15,6 +15,7 @@ from dear.clip.model import Clip
 from dear.data.images import ImageSet
 from dear.data.open import open_data
 from dear.errors import RunError, UsageError
+from dear.heads.known_roles import resolve_roles
 from dear.heads.roles import RoleMap
 from dear.report.page import Table, percent, render
 from dear.runs.feature_cache import frozen_features
@@ -22,11 +23,11 @@ from dear.runs.folder import check_folder, load_run, read_config
 from dear.runs.images import run_images
 from dear.runs.model import Model
 from dear.runs.spec import Spec
-from dear.shortcuts.causal import EditedSet, causal_test, edited_set
+from dear.shortcuts.causal import EditedSet, causal_test, edit_held_out
 from dear.shortcuts.directions import random_directions
 from dear.shortcuts.plan import EditPlan
 from dear.shortcuts.removal import Removal, combine, remove_heads
-from dear.shortcuts.without import RemovedConcepts, Without, role_map
+from dear.shortcuts.without import RemovedConcepts, Without
 from dear.tasks.audit.properties import label_predictor
 from dear.tasks.share.task import local_run
 from dear.train.fit import fit
@@ -292,7 +293,7 @@ def repair(
         clip=plain,
         roles=old.roles,
         without=removal,
-        concept_roles=role_map(roles, plain),
+        concept_roles=resolve_roles(roles, plain),
         progress=progress,
     )
     meant = ("removed concepts", "edited copies")
@@ -309,7 +310,7 @@ def repair(
     shortcuts = () if job.edits is None else job.edits.shortcuts[:3]
     _estimate(job, test, len(shortcuts))
     trained = fit(job, out, progress=progress)
-    edited = tuple(edited_set(one, test, job.images, EDITED) for one in shortcuts)
+    edited = tuple(edit_held_out(one, test, job.images, EDITED) for one in shortcuts)
     tests = _Test(test, tuple(job.images.classes), edited)
     return Repaired(trained, job.removed_concepts, job.edits, _compare(job, plain, trained, tests))
 

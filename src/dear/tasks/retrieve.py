@@ -28,6 +28,7 @@ from dear.errors import DataError, UsageError
 from dear.heads.collect import collect_contributions
 from dear.heads.concept_words import find_attribute
 from dear.heads.focus import attribute_heads
+from dear.heads.known_roles import resolve_roles
 from dear.heads.neighbors import ALIKE, SAME, head_space, mean_overlap
 from dear.heads.roles import RoleMap
 from dear.images.names import image_paths
@@ -37,7 +38,6 @@ from dear.methods.dear import DeAR
 from dear.methods.tensors import unit
 from dear.runs.feature_cache import FeatureCache, learned_digest
 from dear.runs.model import Run
-from dear.shortcuts.without import role_map
 from dear.tasks.load import load_backbone, load_model
 from dear.utils.files import PathLike, check_output, write_atomic
 from dear.utils.progress import Progress, silent
@@ -301,7 +301,7 @@ def _short(words: str, pen: ImageDraw.ImageDraw) -> str:
 
 def has_attribute_heads(clip: Clip, roles: PathLike | RoleMap | None = None) -> bool:
     """Whether the role map of a backbone has heads of an attribute to search images by."""
-    known = role_map(roles, clip)
+    known = resolve_roles(roles, clip)
     return known is not None and bool(attribute_heads(known))
 
 
@@ -315,7 +315,7 @@ def _by_heads(
     root: PathLike | None,
     progress: Progress,
 ) -> Retrieval:
-    known = role_map(roles, clip)
+    known = resolve_roles(roles, clip)
     spaces = {} if known is None else attribute_heads(known)
     if known is not None and known.caveat():
         raise UsageError(f"{known.caveat()} A search by attribute needs heads that know attributes.")

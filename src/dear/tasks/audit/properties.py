@@ -13,8 +13,8 @@ from PIL import Image
 from dear.data.duplicates import read_prints
 from dear.data.images import ImageSet, targets_of
 from dear.runs.model import Model
-from dear.shortcuts.causal import MORE_IMAGES, EditTest, causal_test, edited_set
-from dear.shortcuts.find import FEWEST, Search, Shortcut, search_properties
+from dear.shortcuts.causal import MORE_IMAGES, EditTest, causal_test, edit_held_out
+from dear.shortcuts.find import MIN_IMAGES, Search, Shortcut, search_properties
 from dear.shortcuts.properties import ImageMeasurements, measure_properties
 from dear.tasks.audit.duplicates import near_duplicates
 from dear.tasks.audit.several_labels import (
@@ -95,7 +95,7 @@ def check_properties(images: ImageSet, held_out: ImageSet | None, progress: Prog
             for one in near_duplicates(measured.prints, prints, progress=progress)
         ]
     counts = [int(members(images, label).sum()) for label in range(len(images.classes))]
-    few = tuple(name for name, count in zip(images.classes, counts, strict=True) if count < FEWEST)
+    few = tuple(name for name, count in zip(images.classes, counts, strict=True) if count < MIN_IMAGES)
     if targets_of(images) is not None:
         search = search_labels(measured, images)
     else:
@@ -126,9 +126,9 @@ def edit_tests(
             one = replace(one, label=0)
         else:
             views = held_out, images
-        test = causal_test(edited_set(one, *views), predict)
+        test = causal_test(edit_held_out(one, *views), predict)
         if test.uncertain and test.images < int((views[0].labels != one.label).sum()):
-            test = causal_test(edited_set(one, *views, MORE_IMAGES), predict)
+            test = causal_test(edit_held_out(one, *views, MORE_IMAGES), predict)
         results[one.class_name] = test
         progress("edits", number + 1, len(tested))
     return results

@@ -14,7 +14,7 @@ from torch import Tensor
 from dear.data.images import ImageSet, targets_of
 from dear.data.unlabeled import Relabeled
 from dear.runs.model import Model
-from dear.shortcuts.find import FEWEST, Search, search_properties
+from dear.shortcuts.find import MIN_IMAGES, Search, search_properties
 from dear.shortcuts.properties import ImageMeasurements
 
 
@@ -35,7 +35,7 @@ def scored_labels(images: ImageSet) -> list[int]:
     targets = targets_of(images)
     assert targets is not None
     counts = targets.sum(dim=0).tolist()
-    return [label for label, count in enumerate(counts) if FEWEST <= count <= len(targets) - FEWEST]
+    return [label for label, count in enumerate(counts) if MIN_IMAGES <= count <= len(targets) - MIN_IMAGES]
 
 
 def search_labels(measured: ImageMeasurements, images: ImageSet) -> Search:

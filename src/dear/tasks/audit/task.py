@@ -26,14 +26,15 @@ from dear.data.shots import few_shot
 from dear.errors import DataError, UsageError
 from dear.heads.collect import HeadContributions, collect_contributions
 from dear.heads.concept_words import Concept, find_concept, known_concepts, readable_words, value_features
+from dear.heads.known_roles import resolve_roles
 from dear.heads.roles import RoleMap
 from dear.images.names import find_images
 from dear.methods.base import Method
 from dear.runs.images import run_images, training_images
 from dear.runs.model import Model
-from dear.shortcuts.find import FEWEST
+from dear.shortcuts.find import MIN_IMAGES
 from dear.shortcuts.removal import Removal
-from dear.shortcuts.without import role_map, ways_to_remove
+from dear.shortcuts.without import possible_removals
 from dear.tasks.audit.association import PERMUTATIONS, Association, associate
 from dear.tasks.audit.findings import (
     ASSOCIATED,
@@ -142,7 +143,9 @@ def audit(
         raise UsageError(f"{images.name}: has one class; an audit needs at least two")
     images = _without_copies(images)
     if targets_of(images) is not None and not scored_labels(images):
-        raise DataError(f"{images.name}: no label is on {FEWEST} images and missing on {FEWEST}; add images")
+        raise DataError(
+            f"{images.name}: no label is on {MIN_IMAGES} images and missing on {MIN_IMAGES}; add images"
+        )
     settings = _Settings(concepts, _open_examples(folders), roles, seed, mode, properties)
     if model is None and backbone is None and not _is_world(images):
         if concepts or folders:
@@ -214,7 +217,7 @@ def _audit_concepts(
     progress: Progress,
 ) -> Audit:
     """The audit with a backbone: every image runs through it once."""
-    roles = role_map(settings.roles, clip)
+    roles = resolve_roles(settings.roles, clip)
     layers = clip.config.vision.last_third if roles is None else roles.layers
     collected = collect_contributions(
         clip, images, layers, progress=lambda done: progress("images", done, len(images))
@@ -232,7 +235,7 @@ def _audit_concepts(
         everything = named or (tested is not None and tested.quick)
         if tested is not None and (everything or any(one.verdict == ASSOCIATED for one in judged)):
             examples = None if concept.words else settings.examples
-            ways = ways_to_remove(clip, concept, collected, roles, examples)
+            ways = possible_removals(clip, concept, collected, roles, examples)
             scores = tested.scores_without(ways)
             for place, one in enumerate(judged):
                 label = one.association.label

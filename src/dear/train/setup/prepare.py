@@ -36,7 +36,7 @@ from dear.shortcuts.edit_trials import WAYS as EDIT_WAYS
 from dear.shortcuts.edited_images import JoinedImages
 from dear.shortcuts.plan import EditPlan, plan_edits, split_without
 from dear.shortcuts.removal import combine
-from dear.shortcuts.without import RemovedConcepts, Without, remove
+from dear.shortcuts.without import RemovedConcepts, Without, remove_concepts
 from dear.train.frozen import SHARED_VIEWS
 from dear.train.setup.balance import balanced_rows, counts, enough_steps
 from dear.train.setup.focus import check_focus, find_focus, focus_notices, focus_options
@@ -319,7 +319,7 @@ def _without(
     another way is named, it learns from edited copies.
     """
     kinds, concepts = split_without(without)
-    removed = None if concepts is None else remove(clip, images, concepts, roles, inside, units)
+    removed = None if concepts is None else remove_concepts(clip, images, concepts, roles, inside, units)
     if not kinds:
         return clip if removed is None else removed.clip, removed, None
     way = without.way if without.way in EDIT_WAYS or concepts is None else "auto"
