@@ -29,7 +29,8 @@ class Tree:
     """A process that measures one source tree."""
 
     def __init__(self, root: Path, device: str, shape: str) -> None:
-        path = os.pathsep.join(str(root.resolve() / part) for part in ("src", "benchmarks"))
+        parts = [str(root.resolve() / part) for part in ("src", "benchmarks")]
+        path = os.pathsep.join([*parts, os.environ.get("PYTHONPATH", "")])  # which may hold dependencies
         self.process = subprocess.Popen(
             [sys.executable, "-P", WORKER, device, shape],  # -P: `measure` is the tree's, not this script's
             env={**os.environ, "PYTHONPATH": path},

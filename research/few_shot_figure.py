@@ -18,7 +18,7 @@ from grid import GROUPS, KEYS
 ROOT = Path(__file__).parents[1]
 ROWS = [ROOT / "research/results/grid.csv"]
 METHODS = {
-    "dear[variant=rate10]": ("DeAR (strong of run 5)", "#1f6feb", 2.6),
+    "dear": ("DeAR (strong)", "#1f6feb", 2.6),
     "dear@quick": ("DeAR (quick)", "#7aa7f0", 1.4),
     "mmrl": ("MMRL", "#b3541e", 1.6),
     "promptsrc": ("PromptSRC", "#2e7d32", 1.6),
@@ -32,7 +32,7 @@ PHOTOS = ["Caltech101", "DescribableTextures", "EuroSAT", "OxfordPets"]
 WORLD = [name for group in ("dev", "report") for name in GROUPS[group] if name.startswith("world:")]
 DEVELOPMENT = GROUPS["dev"]
 SHOTS = (1, 2, 4, 8, 16)
-STRONG = "dear[variant=rate10]"  #: the only rows of `strong` with three seeds on all sets
+STRONG = "dear"
 COLUMNS, WIDTH, HEIGHT, LEFT, TOP, GAP = 4, 232, 176, 34, 30, 14
 
 

@@ -23,6 +23,7 @@ SMALL: dict[str, dict[str, object]] = {
     "mmrl": {"width": 16},
     "mmrlpp": {"width": 16},
     "rpo": {"prompts": 5},
+    "purify": {"head_dropout": 0.1},  # at 0.3, the fixed seed of some tests drops all four heads of a layer
 }
 #: Methods in which nothing is learned by steps, and all others.
 CLOSED = ("zeroshot", "linear-probe", "tip-adapter", "lp-plus-plus", "proker")

@@ -128,7 +128,7 @@ def test_one_variable_turns_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> 
     from dear.clip.gpu import run_by_kernels
     from dear.clip.gpu import tower as kernels
 
-    monkeypatch.setattr(kernels, "usable", lambda tower, x, edit: True)
+    monkeypatch.setattr(kernels, "is_supported", lambda tower, x, edit: True)
     monkeypatch.setattr(kernels, "run", lambda tower, x, first, last, edit, read: x + 1)
     visual, x = model(FAMILIES["siglip"], torch.float32).visual, torch.zeros(1)
     assert run_by_kernels(visual, x, 1, 2, None, None) == 1
