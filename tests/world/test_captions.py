@@ -56,7 +56,7 @@ def test_sentences_say_what_the_scene_is(
     for row in range(400):
         template = int(captions.template[row])
         assert table.text(captions, row) in spoken(template, values[row].tolist())
-        named = [f in TEMPLATES[template].named for f in range(len(F.FACTORS))]
+        named = [f in TEMPLATES[template].factors for f in range(len(F.FACTORS))]
         assert captions.mask[row].tolist() == named
 
 
@@ -114,13 +114,13 @@ def test_captions_teach_every_word_of_the_tasks(table: world.CaptionTable) -> No
 
 def test_held_out_compositions_are_never_drawn_and_about_one_in_ten() -> None:
     scenes = world.sample(20_000, torch.Generator().manual_seed(9), kinds=(F.SHAPE,))
-    assert not world.held_out(scenes).any()
+    assert not world.is_held_out(scenes).any()
     free = world.sample(20_000, torch.Generator().manual_seed(9), kinds=(F.SHAPE,), avoid_held_out=False)
-    assert 0.08 < world.held_out(free).float().mean() < 0.12
+    assert 0.08 < world.is_held_out(free).float().mean() < 0.12
     other = world.sample(
         5_000, torch.Generator().manual_seed(9), kinds=(F.OBJECT, F.FACE), avoid_held_out=False
     )
-    assert not world.held_out(other).any()
+    assert not world.is_held_out(other).any()
     # Every single value is shown, and the sampler can always find an allowed place.
     for factor, size in (("color", 12), ("texture", 12), ("place", 12)):
         assert len(getattr(scenes, factor).unique()) == size
@@ -130,7 +130,7 @@ def test_held_out_is_a_rule_not_a_lottery() -> None:
     grid = torch.cartesian_prod(*(torch.arange(12) for _ in range(4)))
     one = torch.ones(len(grid), dtype=torch.long)
     scenes = world.Scenes(*grid.T, one, one - 1, torch.zeros(len(grid), 1))
-    held = world.held_out(scenes)
+    held = world.is_held_out(scenes)
     key = [((s * 16 + c) * 16 + t) * 16 + p for s, c, t, p in grid.tolist()]
     mixed = [(k * 40503 + 12345) % 1048573 for k in key]
     assert held.tolist() == [((m * m + 7919 * m) % 1048573) % 10 == 0 for m in mixed]

@@ -131,7 +131,7 @@ class OnRay:
     def run(self, cells: Sequence[Cell], environment: Environment, report: Report) -> None:
         """Compute every cell and report each once."""
         tasks = [(self.work, cell.document(), environment.plain()) for cell in cells]
-        with cluster.connected(self.address):
+        with cluster.connection(self.address):
             for number, answer, lost in cluster.run_tasks(attempt, tasks, self.cpus, self.gpus, self.retries):
                 cell = cells[number]
                 report(_worker_lost(cell, lost) if lost else Outcome(cell, **answer))

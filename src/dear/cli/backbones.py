@@ -18,15 +18,15 @@ def backbones(as_json: Json = False) -> None:
 
     from dear.clip.backbones import backbones as known
     from dear.clip.backbones import best_per_cost
-    from dear.clip.factory import embedded
+    from dear.clip.factory import list_embedded
 
     if as_json:
         described = {name: msgspec.to_builtins(entry) for name, entry in known().items()}
-        print_json({"backbones": [*embedded(), *described], "described": described})
+        print_json({"backbones": [*list_embedded(), *described], "described": described})
         return
     best = set(best_per_cost())
     rows = [("name", "ImageNet", "px", "architecture", "trained on", "license")]
-    rows += [(name, "", "", "comes with dear", "the attribute world", "MIT") for name in embedded()]
+    rows += [(name, "", "", "comes with dear", "the attribute world", "MIT") for name in list_embedded()]
     for name, entry in known().items():
         accuracy = "" if entry.imagenet is None else f"{entry.imagenet:.1f}{'*' if name in best else ' '}"
         terms = entry.license if entry.commercial else f"{entry.license} (non-commercial)"

@@ -63,7 +63,7 @@ def locate(source: str | os.PathLike[str]) -> tuple[str, Path]:
     """The name of a source, and its folder or file on this machine, downloaded first if necessary."""
     text = os.fspath(source)
     path = Path(text).expanduser()
-    if isinstance(source, str) and text in embedded():
+    if isinstance(source, str) and text in list_embedded():
         return text, EMBEDDED / text
     if os.path.exists(path):  # unlike Path.exists, it accepts names that no disk can hold
         return path.name or text, path
@@ -77,7 +77,7 @@ def locate(source: str | os.PathLike[str]) -> tuple[str, Path]:
     )
 
 
-def embedded() -> tuple[str, ...]:
+def list_embedded() -> tuple[str, ...]:
     """Names of the backbones that come with this package."""
     return tuple(sorted(folder.parent.name for folder in EMBEDDED.glob("*/config.json")))
 
@@ -89,7 +89,7 @@ def list_backbones() -> tuple[str, ...]:
         >>> "openai/clip-vit-base-patch16" in list_backbones()
         True
     """
-    return embedded() + tuple(backbones())
+    return list_embedded() + tuple(backbones())
 
 
 def build(checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.dtype) -> Clip:

@@ -14,7 +14,7 @@ import torch
 from dear.data.images import ImageSet, targets_of
 from dear.data.layouts import Benchmark
 from dear.data.names import natural_key
-from dear.data.open import BENCHMARKS, find_benchmark, list_benchmark, named_split, open_data
+from dear.data.open import BENCHMARKS, find_benchmark, list_benchmark, open_data, split_of_path
 from dear.data.unreadable import check_images
 from dear.errors import DataError, UsageError
 from dear.images.names import other_paths
@@ -138,7 +138,7 @@ def check_splits(name: str, root: str | None = None) -> SplitCheck:
     Raises:
         DataError: it cannot be opened.
     """
-    split = named_split(name)
+    split = split_of_path(name)
     splits = ("train", "test") if split is None else (split,)
     sets = {split: open_data(name, split, root=root) for split in splits}
     with suppress(DataError):  # there is none

@@ -126,9 +126,9 @@ def as_indicators(y: Any) -> np.ndarray[Any, Any] | None:
     if matrix.ndim != 2:
         return None
     if matrix.dtype.kind not in "biuf" or not np.isin(matrix, (0, 1)).all():
-        odd = next(value for value in matrix.ravel().tolist() if value not in (0, 1))
+        invalid = next(value for value in matrix.ravel().tolist() if value not in (0, 1))
         raise InputError(
-            f"several labels per image must be an indicator matrix of 0 and 1, got {odd!r}; "
+            f"several labels per image must be an indicator matrix of 0 and 1, got {invalid!r}; "
             "scikit-learn's MultiLabelBinarizer builds one from lists of names"
         )
     if matrix.shape[1] < 2:
@@ -153,8 +153,10 @@ def unlabeled_indices(labels: Any) -> list[int]:
     """
     values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     present = [label for label in values if label is not None]
-    whole = all(isinstance(label, int | np.integer) and not isinstance(label, bool) for label in present)
-    return [index for index, label in enumerate(values) if label is None or (whole and label == -1)]
+    are_numbers = all(
+        isinstance(label, int | np.integer) and not isinstance(label, bool) for label in present
+    )
+    return [index for index, label in enumerate(values) if label is None or (are_numbers and label == -1)]
 
 
 def _is_missing(label: Any) -> bool:

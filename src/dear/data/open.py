@@ -110,7 +110,7 @@ def open_data(
     return with_source
 
 
-def named_split(spec: str | os.PathLike[str]) -> str | None:
+def split_of_path(spec: str | os.PathLike[str]) -> str | None:
     """The split of a folder next to other split folders (`photos/val`); None for all other data."""
     path = Path(spec).expanduser()
     return _split_of(path.resolve().name) if os.path.isdir(path) and _is_split(path.resolve()) else None
@@ -118,7 +118,7 @@ def named_split(spec: str | os.PathLike[str]) -> str | None:
 
 def default_split(spec: str, split: str) -> str:
     """The split to open if no labels are used: all images of a split folder (`photos/val`)."""
-    return split if named_split(spec) is None else "all"
+    return split if split_of_path(spec) is None else "all"
 
 
 def open_with_splits(
@@ -126,9 +126,9 @@ def open_with_splits(
 ) -> tuple[ImageSet, tuple[str, ...]]:
     """All images of a dataset, and the split of each."""
     images = open_data(spec, "all", root=root)
-    named = named_split(spec)
-    if named is not None:
-        return images, (named,) * len(images)
+    folder_split = split_of_path(spec)
+    if folder_split is not None:
+        return images, (folder_split,) * len(images)
     split_of: dict[str, str] = {}
     for split in ("train", "val", "test"):
         with suppress(DataError):  # not every dataset has every split
@@ -350,7 +350,7 @@ def open_folder(
     root = Path(root)
     if not root.is_dir():
         raise DataError(f"{root}: is not a folder")
-    split_of_root = named_split(root)
+    split_of_root = split_of_path(root)
     if split == "val" and split_of_root not in (None, "val"):
         raise DataError(f"{root}: contains the {split_of_root} images; pass the folder with the val images")
     name = name or (root.resolve() if split_of_root is None else root.resolve().parent).name
@@ -398,7 +398,7 @@ def _is_split(folder: Path) -> bool:
 
 def _held_out_folder(spec: str) -> str:
     """The folder of the test images of a training on `spec`: another split folder, or `spec`."""
-    split_of_root = named_split(spec)
+    split_of_root = split_of_path(spec)
     if split_of_root is None:
         return spec
     folder = Path(spec).expanduser()

@@ -91,14 +91,14 @@ class Box:
 class BoxedImages(BaseImageSet):
     """Boxes of image files as images."""
 
-    per_image: ClassVar[tuple[str, ...]] = ("files", "boxes", "places")
+    per_image: ClassVar[tuple[str, ...]] = ("files", "boxes", "origins")
     name: str  #: of the dataset
     classes: tuple[str, ...]  #: readable names, one per label
     template: str  #: prompt with `{}`
     root: Path  #: the folder of relative files
     files: tuple[str, ...]  #: one per box
     boxes: tuple[Box, ...]
-    places: tuple[str, ...]  #: where each box was read, for messages ("boxes.csv, row 7")
+    origins: tuple[str, ...]  #: where each box was read, for messages ("boxes.csv, row 7")
     labels: Tensor  #: int64 [n]
     domains: tuple[str, ...] | None = None
     groups: tuple[str, ...] | None = None
@@ -113,7 +113,7 @@ class BoxedImages(BaseImageSet):
         try:
             return image.crop(self.boxes[index].corners(*image.size))
         except ValueError as error:
-            raise InputError(f"{self.places[index]}: {error}") from None
+            raise InputError(f"{self.origins[index]}: {error}") from None
 
     def pixels(self, indices: Sequence[int], size: Size) -> Tensor:
         """CLIP's view of some boxes, uint8 [b, 3, size, size]."""

@@ -167,8 +167,8 @@ def _image_set(
     if not rows or rows[0].box is None:  # the held-out part of a few images is empty
         return FileImages(root=folder, paths=files, **common)
     boxes = tuple(row.box or Box(0, 0, 1, 1) for row in rows)
-    places = tuple(f"{source}, row {row.number}" for row in rows)
-    return BoxedImages(root=folder, files=files, boxes=boxes, places=places, **common)
+    origins = tuple(f"{source}, row {row.number}" for row in rows)
+    return BoxedImages(root=folder, files=files, boxes=boxes, origins=origins, **common)
 
 
 def _parse_rows(

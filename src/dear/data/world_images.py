@@ -83,21 +83,21 @@ def world_task(name: str, split: str) -> WorldImages:
     >>> len(images), images.classes[0], images.template
     (600, 'car', 'a photo of a {}.')
     """
-    chosen = find_task(name)
+    task = find_task(name)
     if split not in (*SPLITS, "all"):
         raise DataError(f"world:{name}: has the splits train, test and all, not {split!r}")
     parts = SPLITS if split == "all" else (split,)
-    rows = [(part, number, row) for part in parts for number, row in enumerate(_plan(chosen, part))]
-    shortcut = chosen.shortcut
+    rows = [(part, number, row) for part in parts for number, row in enumerate(_plan(task, part))]
+    shortcut = task.shortcut
     return WorldImages(
         f"world:{name}",
-        chosen.classes,
-        chosen.template,
+        task.classes,
+        task.template,
         torch.tensor([row.label for _, _, row in rows]),
-        tuple(row.domain for _, _, row in rows) if chosen.domains else None,
+        tuple(row.domain for _, _, row in rows) if task.domains else None,
         tuple((part, number) for part, number, _ in rows),
         None if shortcut is None else tuple(shortcut.words[row.value] for _, _, row in rows),
-        torch.cat([_targets(chosen, part) for part in parts]) if chosen.several else None,
+        torch.cat([_targets(task, part) for part in parts]) if task.multilabel else None,
     )
 
 
@@ -127,9 +127,9 @@ def _plan(task: WorldTask, split: str) -> list[_Row]:
             ]
         values = range(len(task.shortcut.values))
         return [_Row(label, value=value) for label in labels for value in values for _ in range(TEST)]
-    each = task.train if split == "train" else task.test
+    count = task.train if split == "train" else task.test
     domains = task.domains or ("photo",)
-    return [_Row(label, domain) for label in labels for domain in domains for _ in range(each)]
+    return [_Row(label, domain) for label in labels for domain in domains for _ in range(count)]
 
 
 @lru_cache(maxsize=32)
@@ -150,14 +150,18 @@ def scenes(name: str, split: str) -> Scenes:
     if task.shortcut is not None and task.shortcut.factor != "letter":
         values[task.shortcut.factor] = _shortcut_values(task.shortcut, plan)
     planted = drawn.replace(**values)
-    return _apart(planted) if task.shortcut is not None and task.shortcut.factor == "letter" else planted
+    return (
+        _separate_subject(planted)
+        if task.shortcut is not None and task.shortcut.factor == "letter"
+        else planted
+    )
 
 
 def _shortcut_values(shortcut: PlantedShortcut, plan: Sequence[_Row]) -> Tensor:
     return torch.tensor([shortcut.values[row.value] for row in plan])
 
 
-def _apart(drawn: Scenes) -> Scenes:
+def _separate_subject(drawn: Scenes) -> Scenes:
     """The same scenes with a small subject in the corner across from the letter's, so that both are seen."""
     corner, nuisance = _corner(drawn), drawn.nuisance.clone()
     x, y, size = (NUISANCES.index(name) for name in ("x", "y", "size"))

@@ -46,7 +46,7 @@ def connect(address: str | None = None) -> bool:
 
 
 @contextmanager
-def connected(address: str | None = None) -> Iterator[None]:
+def connection(address: str | None = None) -> Iterator[None]:
     """A connection within a block; an existing one is kept afterwards."""
     started = connect(address)
     try:

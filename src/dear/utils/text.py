@@ -69,8 +69,8 @@ def unknown_name(kind: str, name: str, choices: Iterable[str]) -> str:
     "unknown method 'xyz'; choose from dear, linear-probe"
     """
     known = list(choices)
-    near = close_name(name, known)
-    remedy = f"did you mean {near!r}?" if near is not None else f"choose from {', '.join(known)}"
+    suggestion = close_name(name, known)
+    remedy = f"did you mean {suggestion!r}?" if suggestion is not None else f"choose from {', '.join(known)}"
     return f"unknown {kind} {name[:80]!r}; {remedy}"
 
 
@@ -81,8 +81,8 @@ def close_name(name: str, choices: Iterable[str]) -> str | None:
     'openai/clip-vit-base-patch16'
     """
     plain = {re.sub(r"[\W_]", "", choice.casefold()): choice for choice in choices}
-    near = difflib.get_close_matches(re.sub(r"[\W_]", "", name[:200].casefold()), plain, 1)
-    return plain[near[0]] if near else None
+    matches = difflib.get_close_matches(re.sub(r"[\W_]", "", name[:200].casefold()), plain, 1)
+    return plain[matches[0]] if matches else None
 
 
 def fill_template(template: str, name: str) -> str:

@@ -14,5 +14,5 @@ def cache_folder() -> Path:
     It is named by the variable `DEAR_CACHE`; otherwise it is in the system's cache folder (`~/.cache/dear` on
     Linux).
     """
-    named = os.environ.get("DEAR_CACHE")
-    return Path(named).expanduser() if named else user_cache_path("dear", appauthor=False)
+    path = os.environ.get("DEAR_CACHE")
+    return Path(path).expanduser() if path else user_cache_path("dear", appauthor=False)

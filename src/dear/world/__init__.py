@@ -9,7 +9,7 @@ torch.Size([2, 3, 64, 64])
 
 from dear.world.captions import Captions, CaptionTable, matching_captions
 from dear.world.renderer import render
-from dear.world.scenes import Scenes, held_out, sample
+from dear.world.scenes import Scenes, is_held_out, sample
 from dear.world.shortcuts import list_shortcuts
 from dear.world.tasks import list_tasks
 
@@ -17,7 +17,7 @@ __all__ = [
     "CaptionTable",
     "Captions",
     "Scenes",
-    "held_out",
+    "is_held_out",
     "list_shortcuts",
     "list_tasks",
     "matching_captions",

@@ -75,7 +75,7 @@ def _wording() -> _Wording:
     kinds = torch.zeros(len(TEMPLATES), len(F.KINDS), dtype=torch.bool)
     multiple = torch.zeros(len(TEMPLATES), 2, dtype=torch.bool)
     for row, template in enumerate(TEMPLATES):
-        named[row, list(template.named)] = True
+        named[row, list(template.factors)] = True
         kinds[row, list(template.kinds)] = True
         multiple[row] = torch.tensor([template.multiple is not True, template.multiple is not False])
         for position, part in enumerate(template.parts):

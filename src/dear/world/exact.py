@@ -74,9 +74,9 @@ def noise_tiles(device: str) -> Tensor:
 def _smooth(grid: Tensor) -> Tensor:
     """A wrapping grid enlarged to a tile by smooth interpolation."""
     cells = grid.shape[0]
-    place = torch.arange(TILE, dtype=torch.float32) * cells / TILE
-    low = place.floor().long()
-    t = place - low
+    position = torch.arange(TILE, dtype=torch.float32) * cells / TILE
+    low = position.floor().long()
+    t = position - low
     t = t * t * (3 - 2 * t)
     high = (low + 1) % cells
     rows = grid[low] + (grid[high] - grid[low]) * t[:, None]

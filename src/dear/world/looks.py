@@ -19,7 +19,7 @@ from dear.world.styles import blur, luminance, shift_pixels
 Look = Callable[[Tensor, Scenes, float], Tensor]
 
 
-def none(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
+def unchanged(pixels: Tensor, scenes: Scenes, strength: float) -> Tensor:
     """Images as pretraining shows them."""
     return pixels
 

@@ -111,33 +111,31 @@ def apply_styles(scenes: Scenes, pixels: Tensor) -> Tensor:
     return result
 
 
-def compose(scenes: Scenes, tones: Tensor | None = None, background: Tensor | None = None) -> Tensor:
+def compose(scenes: Scenes, tones: Tensor | None = None) -> Tensor:
     """Place and subjects, before any style.
 
     Args:
         scenes: what to draw.
         tones: a palette [colors, 3, 3] to use instead of the world's.
-        background: images [B, 3, side, side] to use instead of the places (changed in place).
 
     Returns:
         float32 [B, 3, side, side] in 0..1.
     """
     device = scenes.device
-    if background is None:
-        background = torch.empty(len(scenes), 3, SIDE, SIDE, device=device)
-        for place, rows in rows_by_value(scenes.place, len(F.PLACES)):
-            background[rows] = backdrop(place, scenes[rows], SIDE)
+    pixels = torch.empty(len(scenes), 3, SIDE, SIDE, device=device)
+    for place, rows in rows_by_value(scenes.place, len(F.PLACES)):
+        pixels[rows] = backdrop(place, scenes[rows], SIDE)
     coat = _coat(scenes, tables(str(device)).palette if tones is None else tones)
     # Most scenes have one copy, so the later rounds draw few.
-    _draw_copy(background, coat, scenes, 0)
-    several = (scenes.count > 1).nonzero().flatten()
-    if len(several):
+    _draw_copy(pixels, coat, scenes, 0)
+    multiple = (scenes.count > 1).nonzero().flatten()
+    if len(multiple):
         for copy in range(1, len(F.COUNTS)):
-            rows = several[scenes.count[several] > copy]
-            part = background[rows]
+            rows = multiple[scenes.count[multiple] > copy]
+            part = pixels[rows]
             _draw_copy(part, coat[rows], scenes[rows], copy)
-            background[rows] = part
-    return background
+            pixels[rows] = part
+    return pixels
 
 
 def paste(pixels: Tensor, scenes: Scenes, corner: Tensor) -> None:

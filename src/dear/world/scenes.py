@@ -133,19 +133,19 @@ def _tables(device: str) -> _Tables:
     return _Tables(*(table.to(device) for table in tables))
 
 
-def held_out(scenes: Scenes) -> Tensor:
+def is_held_out(scenes: Scenes) -> Tensor:
     """Whether each scene [B] combines color, texture, shape and place as pretraining never does.
 
     A fixed integer hash names about one composition in ten; only scenes of shapes can be held out.
 
     >>> scenes = sample(256, torch.Generator().manual_seed(0))
-    >>> bool(held_out(scenes).any())
+    >>> bool(is_held_out(scenes).any())
     False
     """
-    return _held_out(scenes.subject, scenes.color, scenes.texture, scenes.place)
+    return _is_held_out(scenes.subject, scenes.color, scenes.texture, scenes.place)
 
 
-def _held_out(subject: Tensor, color: Tensor, texture: Tensor, place: Tensor) -> Tensor:
+def _is_held_out(subject: Tensor, color: Tensor, texture: Tensor, place: Tensor) -> Tensor:
     key = ((subject * 16 + color) * 16 + texture) * 16 + place
     key = (key * 40503 + 12345) % 1048573
     key = (key * key + 7919 * key) % 1048573
@@ -174,7 +174,7 @@ def sample(
         generator: source of randomness; a CPU generator draws the same scenes on every machine.
         device: where the scenes go (default: the generator's device).
         kinds: only these kinds (rows of `factors.KINDS`), equally often; default: all by their shares.
-        avoid_held_out: leave out the compositions that `held_out` names.
+        avoid_held_out: leave out the compositions that `is_held_out` names.
     """
     source = generator.device
     uniform = torch.rand(number, len(_DRAWS) + len(NUISANCES), generator=generator, device=source)
@@ -189,8 +189,10 @@ def sample(
     subject = tables.first[kind] + _to_integers(draw["subject"], tables.size[kind])
     color = _to_integers(draw["color"], len(F.COLORS))
     place = _to_integers(draw["place"], len(F.PLACES))
-    rest = (draw["style"] - PHOTO_SHARE) / (1 - PHOTO_SHARE)
-    style = torch.where(rest < 0, F.PHOTO, 1 + _to_integers(rest.clamp_min(0), len(F.STYLES) - 1))
+    other_style = (draw["style"] - PHOTO_SHARE) / (1 - PHOTO_SHARE)
+    style = torch.where(
+        other_style < 0, F.PHOTO, 1 + _to_integers(other_style.clamp_min(0), len(F.STYLES) - 1)
+    )
     # A surface is all pattern: styles that hide patterns would leave nothing to see.
     style = torch.where((kind == F.SURFACE) & tables.dull[style], F.PHOTO, style)
     multiple = draw["multiple"] < tables.multiple[kind]
@@ -209,7 +211,7 @@ def _allowed_place(subject: Tensor, color: Tensor, texture: Tensor, place: Tenso
     result, settled = place, torch.zeros_like(place, dtype=torch.bool)
     for step in range(len(F.PLACES)):
         candidate = (place + step) % len(F.PLACES)
-        good = ~_held_out(subject, color, texture, candidate) & ~settled
-        result = torch.where(good, candidate, result)
-        settled |= good
+        allowed = ~_is_held_out(subject, color, texture, candidate) & ~settled
+        result = torch.where(allowed, candidate, result)
+        settled |= allowed
     return result

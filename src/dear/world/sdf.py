@@ -1,7 +1,7 @@
 """Signed distance fields of simple parts, from which every sprite is composed.
 
 A part is a function of the coordinates (x to the right, y up, the sprite within -1..1) that returns the
-distance to its edge, negative inside. Parts are joined with `union` and cut with `minus`.
+distance to its edge, negative inside. `union`, `difference` and `intersection` combine parts.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def union(*parts: Part) -> Part:
     return lambda x, y: reduce(torch.minimum, (part(x, y) for part in parts))
 
 
-def difference(whole: Part, *cuts: Part) -> Part:
-    """The whole without the cuts."""
-    return lambda x, y: reduce(torch.maximum, (-cut(x, y) for cut in cuts), whole(x, y))
+def difference(part: Part, *cuts: Part) -> Part:
+    """The part without the cuts."""
+    return lambda x, y: reduce(torch.maximum, (-cut(x, y) for cut in cuts), part(x, y))
 
 
 def intersection(*parts: Part) -> Part:

@@ -84,18 +84,18 @@ def parse(name: str) -> PlantedShortcut:
     match = _NAME.fullmatch(name)
     if match is None or match["kind"] not in KINDS:
         raise DataError(
-            f"world:{name}: unknown; choose from {', '.join(list_shortcuts())}, all but the last with "
+            f"world:{name}: no such task; choose from {', '.join(list_shortcuts())}, all but the last with "
             "the share of training images that show it after an @ (shortcut-place@0.95)"
         )
-    chosen = KINDS[match["kind"]]
+    shortcut = KINDS[match["kind"]]
     if match["share"] is None:
-        return chosen
+        return shortcut
     if match["kind"] == "none":
         raise DataError(f"world:{name}: the control has no shortcut; remove the share after the @")
     share = float(match["share"])
     if not 1 / len(CLASSES) <= share <= 1:
         raise DataError(
-            f"world:{name}: {share:g} of the training images show the class's value; the share must be "
-            f"from {1 / len(CLASSES):.2f} (no shortcut) to 1"
+            f"world:{name}: the share after the @ must be from {1 / len(CLASSES):.2f} (no shortcut) to 1, "
+            f"got {share:g}"
         )
-    return replace(chosen, correlation=share)
+    return replace(shortcut, correlation=share)

@@ -11,7 +11,7 @@ from typing import Final
 
 from dear.errors import DataError
 from dear.world import factors as F
-from dear.world.looks import Look, blueprint, enamel, fabric, infrared, mosaic, none, ripple, worn
+from dear.world.looks import Look, blueprint, enamel, fabric, infrared, mosaic, ripple, unchanged, worn
 from dear.world.shortcuts import CLASSES, PLACES, PREFIX, PlantedShortcut, list_shortcuts, parse
 
 
@@ -43,7 +43,7 @@ class WorldTask:
     clash: bool = False  #: whether patterns have the tones of another color
     #: a value that each class has in training (`dear.world.shortcuts`)
     shortcut: PlantedShortcut | None = None
-    several: bool = False  #: whether an image shows several of the classes
+    multilabel: bool = False  #: whether an image shows several of the classes
 
 
 def _classes(*names: str, factors: str = "subject") -> tuple[tuple[str, ...], tuple[Meaning, ...]]:
@@ -56,8 +56,8 @@ def _classes(*names: str, factors: str = "subject") -> tuple[tuple[str, ...], tu
 def _compositions(*rows: str) -> tuple[tuple[str, ...], tuple[Meaning, ...]]:
     """Classes such as "striped teal star at the beach", from "striped teal star beach"."""
     _, meanings = _classes(*rows, factors="texture color subject place")
-    where = [F.PLACES[F.row("place", row.split()[-1])][0][0] for row in rows]
-    names = (f"{row.rpartition(' ')[0]} {place}" for row, place in zip(rows, where, strict=True))
+    places = [F.PLACES[F.row("place", row.split()[-1])][0][0] for row in rows]
+    names = (f"{row.rpartition(' ')[0]} {place}" for row, place in zip(rows, places, strict=True))
     return tuple(names), meanings
 
 
@@ -131,7 +131,7 @@ ATTRIBUTES: Final = WorldTask(
     "a photo of something {}.",
     tuple(name for names, _ in _ATTRIBUTES for name in names),
     tuple(meaning for _, meanings in _ATTRIBUTES for meaning in meanings),
-    (F.SHAPE,), worn, 0.5, train=12, test=20, several=True,
+    (F.SHAPE,), worn, 0.5, train=12, test=20, multilabel=True,
 )  # fmt: skip
 
 
@@ -163,6 +163,8 @@ def find_task(name: str) -> WorldTask:
     if shortcut.classes == PLACES:
         about = "six places, each with one letter in training"
         classes = _classes(*PLACES, factors="place")
-        return WorldTask(name, about, _PHOTO_OF_PLACE, *classes, (F.LETTER,), none, 0.0, shortcut=shortcut)
+        return WorldTask(
+            name, about, _PHOTO_OF_PLACE, *classes, (F.LETTER,), unchanged, 0.0, shortcut=shortcut
+        )
     about = f"six animals, in training each with its own {shortcut.factor}"
-    return WorldTask(name, about, _PHOTO, *_classes(*CLASSES), (F.ANIMAL,), none, 0.0, shortcut=shortcut)
+    return WorldTask(name, about, _PHOTO, *_classes(*CLASSES), (F.ANIMAL,), unchanged, 0.0, shortcut=shortcut)

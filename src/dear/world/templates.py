@@ -38,7 +38,7 @@ class CaptionTemplate:
         return tuple(self.text.replace(".", " .").split())
 
     @property
-    def named(self) -> tuple[int, ...]:
+    def factors(self) -> tuple[int, ...]:
         """The factors it names."""
         return tuple(sorted({SLOTS[slot] for slot in self.slots}))
 

@@ -36,7 +36,7 @@ def held_out_scenes(number: int, seed: int = _SEED) -> world.Scenes:
     """Scenes of shapes whose composition of color, texture, shape and place pretraining left out."""
     rng = torch.Generator().manual_seed(seed)
     scenes = world.sample(number * 20, rng, kinds=(vocabulary.SHAPE,), avoid_held_out=False)
-    return scenes[world.held_out(scenes).nonzero()[:, 0][:number]]
+    return scenes[world.is_held_out(scenes).nonzero()[:, 0][:number]]
 
 
 def batches(clip: Clip, scenes: world.Scenes) -> Iterator[Tensor]:
@@ -72,7 +72,7 @@ def composition_scenes(ways: int = 100, each: int = 20) -> tuple[world.Scenes, T
     """Photos of single shapes in `ways` held-out compositions: scenes, labels, captions."""
     rng = torch.Generator().manual_seed(_SEED + 1)
     pool = world.sample(ways * 400, rng, kinds=(vocabulary.SHAPE,), avoid_held_out=False)
-    pool = pool[world.held_out(pool).nonzero()[:, 0]]
+    pool = pool[world.is_held_out(pool).nonzero()[:, 0]]
     seen: dict[tuple[int, int, int, int], int] = {}
     composed = (pool.subject, pool.color, pool.texture, pool.place)
     for row, key in enumerate(zip(*(values.tolist() for values in composed), strict=True)):

@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dear.clip.factory import embedded, locate
+from dear.clip.factory import list_embedded, locate
 from dear.clip.hub import is_hub_name
 from dear.errors import DearError, RunError, UsageError, reason_of
 from dear.runs.folder import FILES, load_run, read_config, read_metrics
@@ -212,7 +212,7 @@ def _run_files(folder: Path) -> list[str]:
 
 def _backbone_files(source: Any) -> Iterator[Path]:
     name, path = locate(source)
-    if name in embedded():
+    if name in list_embedded():
         return
     if path.is_file():
         yield path

@@ -10,7 +10,7 @@ import torch
 from dear.clip.model import Clip
 from dear.data.duplicates import MAX_IMAGES, Duplicates, count_shared_files
 from dear.data.images import FileImages, ImageSet
-from dear.data.open import HELD_OUT_SPLIT, named_split, open_data
+from dear.data.open import HELD_OUT_SPLIT, open_data, split_of_path
 from dear.errors import DataError
 from dear.heads.concept_words import readable_words
 from dear.train.setup.balance import counts
@@ -80,7 +80,7 @@ def _shared_notices(data: str, root: str | None) -> list[str]:
 
 
 def _validation_notices(data: str, root: str | None) -> list[str]:
-    if named_split(data) is not None:
+    if split_of_path(data) is not None:
         return []
     try:
         test, val = (open_data(data, split, root=root) for split in (HELD_OUT_SPLIT, "val"))
