@@ -9,8 +9,8 @@ LoRA folds into q and v and the gates into the output projection: a plain CLIP a
 Departures: AdamW, lr 0.001, 10 epochs, batch 32, w = 1 and five Gaussian kernels around the median distance
 (preset `paper`) are choices of this package and may differ from the authors'. The MMD compares the class
 token after each layer; the paper's "masked head features" may be the gated outputs of the heads alone. The
-default, preset `strong`, learns three times as fast, its gates another 20 times, in 40 epochs, and drops three of
-ten heads in each step. Gates are soft; hard ones (`gates(top=...)`) are for inspection.
+default, preset `strong`, learns three times as fast, its gates another 20 times, in 40 epochs, and drops
+three of ten heads in each step. Gates are soft; hard ones (`gates(top=...)`) are for inspection.
 
 One forward pass serves both losses: the MMD is differentiated by the gates alone, and enters the sum as its
 value with that gradient, which is the same as running a second pass on detached LoRA pairs.
