@@ -91,7 +91,8 @@ def papers_page() -> str:
         f"Ours ({ours.date.min()} to {ours.date.max()}) are means over three seeds, on "
         + " and ".join(_SETS.values())
         + " ([all rows](results/accuracy.md)): they do not reproduce the published ones, which need ViT-B/16 "
-        "([how](reproducing.md)). `dear methods NAME` prints an entry with its equations.",
+        "([how](reproducing.md)). Those of DeAR's default, `strong`, are in [recipes](recipes.md#base-to-novel). `dear methods NAME` prints an "
+        "entry with its equations.",
         "",
     ]
     for name in list_methods():

@@ -44,7 +44,7 @@ def paper(name: str) -> Paper:
     module = inspect.getmodule(kind)
     first, _, rest = (inspect.getdoc(module) or "").partition("\n")
     description, _, departures = rest.strip().partition("Departures")
-    departures = re.sub(r"^[^:]*:\s*", "", departures)
+    departures = re.sub(r"^[^:]*:\s*", "", departures.partition("\n\n")[0])  # what follows is about the code
     match = _FIRST.match(first)
     defaults = kind.Config()
     return Paper(
