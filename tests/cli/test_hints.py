@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import dear
-from dear.cli.hints import HINTS, sentence
+from dear.cli.hints import HINTS, error_message
 from dear.errors import DearError, RunError
 
 SOURCE = Path(dear.__file__).parent
@@ -34,7 +34,7 @@ def test_every_hint_has_a_sentence() -> None:
 def test_the_hint_of_a_cause_is_told() -> None:
     error = RunError("run/config.json: cannot be used")
     error.__cause__ = DearError("the run is not complete", hint="resume")
-    assert sentence(error) == "run/config.json: cannot be used; continue with --resume"
-    assert sentence(error, {"--data", "--out"}) == "run/config.json: cannot be used"  # without --resume
-    assert sentence(DearError("plain")) == "plain"
-    assert sentence(DearError("unknown key", hint="no such key")) == "unknown key"
+    assert error_message(error) == "run/config.json: cannot be used; continue with --resume"
+    assert error_message(error, {"--data", "--out"}) == "run/config.json: cannot be used"  # without --resume
+    assert error_message(DearError("plain")) == "plain"
+    assert error_message(DearError("unknown key", hint="no such key")) == "unknown key"

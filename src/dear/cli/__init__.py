@@ -58,7 +58,7 @@ COMMANDS = {command: module for commands in PANELS.values() for command, module 
 def main() -> None:
     """Run `dear`: one line for what a user can correct, a stack trace only for defects of this package."""
     try:
-        from dear.cli.hints import sentence
+        from dear.cli.hints import error_message
         from dear.errors import DearError
         from dear.utils.text import escape_control
 
@@ -68,7 +68,7 @@ def main() -> None:
         try:
             app()
         except DearError as error:
-            print(f"dear: {escape_control(sentence(error, _options_of(app)))}", file=sys.stderr)
+            print(f"dear: {escape_control(error_message(error, _options_of(app)))}", file=sys.stderr)
             sys.exit(error.status)
     except KeyboardInterrupt:  # during imports, or a second one
         print("dear: interrupted", file=sys.stderr)
@@ -130,7 +130,7 @@ def _without_options(function: Callable[..., None]) -> Callable[[], None]:
 
 
 class Command(TyperCommand):
-    """A command whose help shows many options in panels."""
+    """A command whose help shows many options in panels, in the order of `OPTION_PANELS`."""
 
     MOST_WITHOUT_PANELS = 12
 
@@ -140,7 +140,9 @@ class Command(TyperCommand):
         if len(options) > self.MOST_WITHOUT_PANELS:
             panels = {name: panel for panel, names in OPTION_PANELS.items() for name in names}
             for option in options:
-                option.rich_help_panel = option.rich_help_panel or panels.get(option.name or "")
+                option.rich_help_panel = panels.get(option.name or "")
+            order = [None, *OPTION_PANELS]
+            self.params.sort(key=lambda param: order.index(getattr(param, "rich_help_panel", None)))
 
 
 class Commands(TyperGroup):
@@ -190,13 +192,17 @@ def _options(
 
 def _print_log() -> None:
     """Print the messages of the library's logger, notes included, on standard error."""
-    from dear.utils.text import escape_control
-
-    class Printed(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            print(escape_control(record.getMessage()), file=sys.stderr)
-
     log = logging.getLogger("dear")
     log.setLevel(logging.INFO)
-    if not any(type(handler).__name__ == "Printed" for handler in log.handlers):
-        log.addHandler(Printed())
+    if not any(isinstance(handler, StderrHandler) for handler in log.handlers):
+        log.addHandler(StderrHandler())
+
+
+class StderrHandler(logging.Handler):
+    """Prints messages on what standard error is at the time, without control characters."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a message."""
+        from dear.utils.text import escape_control
+
+        print(escape_control(record.getMessage()), file=sys.stderr)

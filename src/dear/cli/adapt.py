@@ -92,7 +92,7 @@ def adapt(
         Option(
             help="Add the classes of --data to this run from a few photos, without training (methods with "
             "open classes). With it: --texts, --unreadable, --backbone, --data-root, --box-margin, --device.",
-            **opt.AS_RUN,
+            **opt.RUN_OPTIONS,
         ),
     ] = None,
     resume: Annotated[bool, Option("--resume", help="Continue an interrupted run in --out.")] = False,

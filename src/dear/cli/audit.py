@@ -21,7 +21,8 @@ def audit(
     run: Annotated[
         Path | None,
         Argument(
-            help="Run folder, archive or hf://owner/name; leave it out to audit data alone.", **opt.AS_RUN
+            help="Run folder, archive or hf://owner/name; leave it out to audit data alone.",
+            **opt.RUN_OPTIONS,
         ),
     ] = None,
     data: Annotated[
@@ -155,7 +156,7 @@ def repair(
     compare: Annotated[
         bool, Option(help="Compare with the untouched model and with random removals on test images.")
     ] = True,
-    backbone: opt.OwnBackbone = None,
+    backbone: opt.RunBackbone = None,
     device: opt.Device = "auto",
     threads: opt.Threads = None,
     as_json: opt.Json = False,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dear.cli.options import Json
+from dear.cli import options as opt
 from dear.cli.printing import echo, print_json, say
 
 
-def backbones(as_json: Json = False) -> None:
-    """List the backbones known by name. A folder or a checkpoint file can be given instead of a name.
+def backbones(as_json: opt.Json = False) -> None:
+    """List the backbones known by name; --backbone also takes a folder or a checkpoint file.
 
     The ImageNet column is zero-shot accuracy in percent as published, not measured here; a star marks the
     best of its size. Weights under a non-commercial license are marked.

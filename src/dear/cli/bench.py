@@ -93,6 +93,7 @@ def bench(
     fails is reported and does not stop the others.
 
     Examples:
+
     `dear bench base-to-novel --datasets world:textures,world:emblems --out grid`
 
     `dear bench few-shot -b openai/clip-vit-base-patch16 --datasets EuroSAT --data-root ~/data --out grid`
@@ -162,6 +163,7 @@ def ablate(
     """Run ablation studies of DeAR (base-to-novel), and write their tables and a page with plots.
 
     Examples:
+
     `dear ablate masks --out ablations`
 
     `dear ablate all --datasets EuroSAT -b openai/clip-vit-base-patch16 --data-root ~/data --out ablations`

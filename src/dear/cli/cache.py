@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from dear.cli.options import Json
+from dear.cli import options as opt
 from dear.cli.printing import echo, print_json
 
 group = typer.Typer(
@@ -14,7 +14,7 @@ group = typer.Typer(
 
 
 @group.callback(invoke_without_command=True)
-def cache(context: typer.Context, as_json: Json = False) -> None:
+def cache(context: typer.Context, as_json: opt.Json = False) -> None:
     """Show what is kept between commands: image features, answers of runs, role maps.
 
     Everything in it is computed again when it is missing. The variable DEAR_CACHE names another folder,

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from dear.cli.options import DataRoot, Device, Json, Threads
+from dear.cli import options as opt
 from dear.cli.printing import echo, print_json, say, stages
 
 if TYPE_CHECKING:
     from dear.tasks.check import LabelCheck
 
-group = typer.Typer(no_args_is_help=True, help="Datasets: list those known by name, check a folder.")
+group = typer.Typer(
+    no_args_is_help=True, help="List the datasets known by name, or check what a dataset contains and lacks."
+)
 
 
 @group.command("list")
-def names(as_json: Json = False) -> None:
+def names(as_json: opt.Json = False) -> None:
     """List the datasets known by name. Commands that take a dataset also take a folder or a table.
 
     Example: `dear data list`
@@ -36,7 +38,7 @@ def names(as_json: Json = False) -> None:
 @group.command("check")
 def check(
     name: Annotated[str, Argument(help="A benchmark's name, a folder, a table, or world:NAME.")],
-    data_root: DataRoot = None,
+    data_root: opt.DataRoot = None,
     backbone: Annotated[
         str | None,
         Option("--backbone", "-b", help="Also look for wrong labels, with features of this backbone."),
@@ -51,9 +53,9 @@ def check(
             help="Table of labels of the labeling page; labels that were checked there are not suspected."
         ),
     ] = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    as_json: Json = False,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Check a dataset: what is present, what is missing, and where to download it.
 

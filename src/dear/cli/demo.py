@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import DataRoot, Device, Threads
+from dear.cli import options as opt
 from dear.cli.printing import echo
 
 
@@ -18,9 +18,9 @@ def demo(
     ] = None,
     backbone: Annotated[str | None, Option("--backbone", "-b", help="Backbone, with --data.")] = None,
     quick: Annotated[bool, Option("--quick", help="One task, fewer images and epochs.")] = False,
-    data_root: DataRoot = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    data_root: opt.DataRoot = None,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
 ) -> None:
     """See what the package does, on drawn images or your own photos: one page, minutes on two cores.
 

@@ -6,19 +6,19 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from dear.cli.options import Device, Json, OwnBackbone, Run, Threads
+from dear.cli import options as opt
 from dear.cli.printing import echo, print_json, stages
 from dear.utils.text import format_count
 
 
 def drift(
-    run: Run,
+    run: opt.Run,
     images: Annotated[list[str], Argument(help="New images: files, folders or patterns; no labels.")],
-    backbone: OwnBackbone = None,
+    backbone: opt.RunBackbone = None,
     out: Annotated[str | None, Option("--out", "-o", help="Write a page with the farthest images.")] = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    as_json: Json = False,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Report whether new images still resemble the training images of a run.
 

@@ -19,7 +19,7 @@ def embed(
     ],
     out: Annotated[Path, Option("--out", "-o", help="Folder of the Parquet files.")],
     run: Annotated[
-        Path | None, Option("--run", help="Run whose answers to compute as well.", **opt.AS_RUN)
+        Path | None, Option("--run", help="Run whose answers to compute as well.", **opt.RUN_OPTIONS)
     ] = None,
     backbone: Annotated[
         str | None,
@@ -35,7 +35,7 @@ def embed(
     device: opt.Device = "auto",
     threads: opt.Threads = None,
 ) -> None:
-    """Image features of a folder or table of any size, as Parquet; with --run, also the run's answers.
+    """Write image features of a folder or table of any size as Parquet; with --run, also the run's answers.
 
     Columns: path, label and split where they are known, embedding, error; with --run answer, probability, and
     margin (to the second class). Memory stays constant. After an interruption the same command computes only
@@ -52,7 +52,7 @@ def embed(
     from dear.tasks.embed.task import embed as compute
 
     if engine == "local" and workers != 2:
-        raise UsageError("--workers is for --engine ray; the local engine is one process")
+        raise UsageError("--workers needs --engine ray, got --engine local, which is one process")
     with stages() as progress:
         result = compute(
             data,

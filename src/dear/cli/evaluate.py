@@ -24,12 +24,12 @@ def evaluate(
         Option(help="Images of none of the run's classes (folder, table or dataset): measure rejection."),
     ] = None,
     reject_share: opt.RejectShare = 0.05,
-    backbone: opt.OwnBackbone = None,
+    backbone: opt.RunBackbone = None,
     device: opt.Device = "auto",
     threads: opt.Threads = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Accuracy of a run on labeled images, overall and per class; classes may be new ones.
+    """Measure the accuracy of a run on labeled images, overall and per class; classes may be new ones.
 
     Class names are inserted into the template that the run was trained with, unless --template is given.
 

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from dear.cli.options import DataRoot, Device, Json, Mode, OwnBackbone, Roles, Run, Threads
+from dear.cli import options as opt
 from dear.cli.printing import echo, print_json, say, stages
 from dear.errors import UsageError
 
 
 def explain(
-    run: Run,
+    run: opt.Run,
     images: Annotated[
         list[str] | None,
         Argument(help="Images, folders or patterns; leave out to explain --data.", show_default=False),
@@ -31,13 +31,13 @@ def explain(
     ] = None,
     split: Annotated[str, Option(help="Part of --data to explain: train, test, val, or all.")] = "test",
     out: Annotated[str | None, Option("--out", "-o", help="The page to write.")] = None,
-    roles: Roles = None,
-    mode: Mode = None,
-    data_root: DataRoot = None,
-    backbone: OwnBackbone = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    as_json: Json = False,
+    roles: opt.Roles = None,
+    mode: opt.Mode = None,
+    data_root: opt.DataRoot = None,
+    backbone: opt.RunBackbone = None,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Explain answers: the score as a sum over heads and patches, and the answer without a role.
 
@@ -57,9 +57,9 @@ def explain(
     from dear.tasks.explain.task import explain as explain_run
 
     if not images and data is None:
-        raise UsageError("name images to explain, or a labeled set with --data")
+        raise UsageError("explain needs images, or a labeled set with --data, got neither")
     if not images and (answer or against):
-        raise UsageError("--class and --against are for single images; a set is explained by its answers")
+        raise UsageError("--class and --against need images; leave them out with --data alone")
     with stages() as progress:
         result = explain_run(
             run,

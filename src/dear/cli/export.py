@@ -6,12 +6,12 @@ from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import Classes, ClassesFile, DataRoot, Json, OwnBackbone, Run, Threads, read_class_list
+from dear.cli import options as opt
 from dear.cli.printing import print_json, say, stages
 
 
 def export(
-    run: Run,
+    run: opt.Run,
     onnx: Annotated[str | None, Option(help="ONNX file to write.")] = None,
     merged: Annotated[
         str | None,
@@ -20,8 +20,8 @@ def export(
     encoder_only: Annotated[
         bool, Option("--encoder-only", help="Write the adapted image encoder alone: features, not scores.")
     ] = False,
-    classes: Classes = None,
-    classes_file: ClassesFile = None,
+    classes: opt.Classes = None,
+    classes_file: opt.ClassesFile = None,
     precision: Annotated[
         str,
         Option(help="Precision of the file: float32, float16 (half the size) or int8 (faster on a CPU)."),
@@ -35,10 +35,10 @@ def export(
             "--data", "-d", help="Labeled images to measure the loss on (default: held-out ones of the run)."
         ),
     ] = None,
-    data_root: DataRoot = None,
-    backbone: OwnBackbone = None,
-    threads: Threads = None,
-    as_json: Json = False,
+    data_root: opt.DataRoot = None,
+    backbone: opt.RunBackbone = None,
+    threads: opt.Threads = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Write an adapted model as one ONNX file, or folded into a plain CLIP.
 
@@ -57,7 +57,7 @@ def export(
     """
     from dear.export.task import export_run
 
-    names = read_class_list(classes, classes_file)
+    names = opt.read_class_list(classes, classes_file)
     with stages() as progress:
         result = export_run(
             run,

@@ -1,4 +1,4 @@
-"""Sentences for the command line: which option or command does what an error of the library asks for."""
+"""Error messages of the command line: which option or command is the remedy for an error of the library."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ HINTS: dict[str, str] = {
 """The remedy for each hint key that the library's errors carry."""
 
 
-def sentence(error: DearError, options: Collection[str] | None = None) -> str:
+def error_message(error: DearError, options: Collection[str] | None = None) -> str:
     """An error as the command line prints it: its own sentence, then the option that helps.
 
     The hint of the error itself counts, else that of the error which caused it. A remedy by an option that is
     not among the `options` of the command is left out.
 
-    >>> sentence(DearError("run: holds a run that was not completed", hint="resume"))
+    >>> error_message(DearError("run: holds a run that was not completed", hint="resume"))
     'run: holds a run that was not completed; continue with --resume'
     """
     text = str(error)

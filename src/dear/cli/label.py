@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-import threading
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from dear.cli.printing import echo, print_json, say, stages
 from dear.utils.text import format_count
 
 group = typer.Typer(
-    no_args_is_help=True, help="Labels: what to label next, import labels, label in the browser."
+    no_args_is_help=True, help="Choose what to label next, label in the browser, or import labels."
 )
 Pool = Annotated[str, Argument(help="Images to label: a folder, a table with a column path, or a dataset.")]
 ClassNames = Annotated[str | None, Option(help="Comma-separated class names.")]
@@ -36,7 +36,9 @@ def label_next(
     classes_file: opt.ClassesFile = None,
     run: Annotated[
         Path | None,
-        Option("--run", help="A run whose uncertainty counts, instead of that of a probe.", **opt.AS_RUN),
+        Option(
+            "--run", help="A run whose uncertainty counts, instead of that of a probe.", **opt.RUN_OPTIONS
+        ),
     ] = None,
     backbone: opt.Backbone = "mini",
     count: Annotated[int, Option(help="Images to choose.")] = 50,
@@ -159,11 +161,10 @@ def label_start(
     for reason in unreadable:
         say(f"skipped: {reason}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # closes as after Ctrl-C
-    ended = threading.Event()  # never set: a signal ends the wait
     with serving(session, host, port) as server:
         say(f"Label {len(session.paths)} images at {server.url} (Ctrl-C ends it)")
         try:
-            while not ended.wait(1.0):  # an endless wait cannot be interrupted on Windows
-                pass
+            while True:
+                time.sleep(3600)
         except KeyboardInterrupt:
             say(f"\n{len(session.answers.labels)} labels in {out}. To train: {session.command()}")

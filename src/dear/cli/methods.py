@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from dear.cli.options import Json
+from dear.cli import options as opt
 from dear.cli.printing import echo, print_json
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ def methods(
     name: Annotated[
         str | None, Argument(help="Method to describe (default: list all).", show_default=False)
     ] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """List the methods that `dear adapt --method` takes, or describe one: paper, settings, our departures.
 

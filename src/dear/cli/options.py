@@ -47,12 +47,13 @@ def set_threads(value: int | None) -> int | None:
     return value
 
 
-#: of an argument or option that names a run
-AS_RUN: dict[str, Any] = {"parser": run_folder, "metavar": "RUN", "show_default": False}
+#: keywords of an argument or option that names a run
+RUN_OPTIONS: dict[str, Any] = {"parser": run_folder, "metavar": "RUN", "show_default": False}
 Run = Annotated[
     Path,
     Argument(
-        help="Run folder that `dear adapt` wrote, archive of `dear bundle`, or hf://owner/name.", **AS_RUN
+        help="Run folder that `dear adapt` wrote, archive of `dear bundle`, or hf://owner/name.",
+        **RUN_OPTIONS,
     ),
 ]
 Backbone = Annotated[
@@ -63,7 +64,7 @@ Backbone = Annotated[
         help="Name (see `dear backbones`), folder, or checkpoint file; mini knows drawn images only.",
     ),
 ]
-OwnBackbone = Annotated[
+RunBackbone = Annotated[
     str | None, Option("--backbone", "-b", help="The backbone, if it moved since training.")
 ]
 Data = Annotated[
@@ -88,12 +89,16 @@ Texts = Annotated[
     str | None,
     Option(help='Several texts per class, averaged: JSON {"class": ["sentence.", "other name"]}.'),
 ]
-Unreadable = Annotated[str, Option(help="Images that cannot be read: stop, or skip and report.")]
+Unreadable = Annotated[
+    str, Option(help="What to do with images that cannot be read: stop, or skip and report.")
+]
 Roles = Annotated[str | None, Option(help="Role map of the backbone.")]
 AllowOtherRoles = Annotated[
     bool, Option("--allow-other-roles", help="Use a role map that was made on other weights.")
 ]
-Mode = Annotated[str | None, Option(help="Mode, for DeAR fused or decoupled (default: the usual one).")]
+Mode = Annotated[
+    str | None, Option(help="Mode of the method, for DeAR fused or decoupled (default: the usual one).")
+]
 RejectShare = Annotated[float, Option(help="Share of images of known classes that may be rejected.")]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps …; auto takes a GPU if there is one.")]
 Threads = Annotated[
@@ -116,13 +121,15 @@ Json = Annotated[bool, Option("--json", help="Print one JSON object for programs
 Way = Annotated[
     str,
     Option(
-        help="How to remove it. Concepts: words, heads, examples, leace (join with +); image properties: "
-        "directions, heads, copies; auto: cross-validation chooses."
+        help="How to remove what --without names. Concepts: words, heads, examples, leace (join with +); "
+        "image properties: directions, heads, copies; auto: cross-validation chooses."
     ),
 ]
 Examples = Annotated[
     list[str] | None,
-    Option(help="Folder with one folder of images per value; CONCEPT=FOLDER for several concepts."),
+    Option(
+        help="Images that show what --without names: a folder per value; CONCEPT=FOLDER for several concepts."
+    ),
 ]
 
 
@@ -138,7 +145,7 @@ ClassesFile = Annotated[Path | None, Option(help=CLASSES_FILE_HELP)]
 def read_class_list(classes: str | None, file: Path | None) -> list[str] | None:
     """The names of `--classes` or `--classes-file`, each with its `+`; None if neither is given.
 
-    `dear.runs.class_lists.resolve_classes` says what they mean for a run.
+    `dear.runs.class_lists.resolve_classes` applies them to a run.
     """
     if classes is None and file is None:
         return None

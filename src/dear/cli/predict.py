@@ -52,17 +52,17 @@ def predict(
     ] = False,
     mode: opt.Mode = None,
     onnx: Annotated[Path | None, Option(help="Exported model to use instead of a run.")] = None,
-    backbone: opt.OwnBackbone = None,
+    backbone: opt.RunBackbone = None,
     device: opt.Device = "auto",
     threads: opt.Threads = None,
-    unreadable: Annotated[str, Option(help="Images that cannot be read: skip and report, or stop.")] = "skip",
+    unreadable: opt.Unreadable = "skip",
     csv: Annotated[Path | None, Option(help="File to write as a table, one row per image.")] = None,
     jsonl: Annotated[
         Path | None, Option(help="File to write as one JSON object per image and line; - prints them.")
     ] = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Answers for images, likeliest class first, with probabilities.
+    """Answer images: likeliest classes first, with probabilities.
 
     An image that cannot be read is reported on standard error and does not stop the others; the exit status
     is then 1. Class names are inserted into the template that the run was trained with, unless --template is
@@ -137,5 +137,5 @@ def _read_list(words: list[str]) -> list[str]:
     for word in words:
         names += [line.rstrip("\r\n") for line in sys.stdin if line.strip()] if word == "-" else [word]
     if not names:
-        raise InputError("standard input names no image")
+        raise InputError("standard input must name at least one image, got none")
     return names

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import Device, Json, Threads
+from dear.cli import options as opt
 from dear.cli.printing import echo, print_json, say
 
 
@@ -16,8 +16,8 @@ def pretrain(
     steps: Annotated[int | None, Option(help="Training steps (default: those of the recipe).")] = None,
     batch: Annotated[int | None, Option(help="Images per step.")] = None,
     seed: Annotated[int, Option(help="Seed of weights, images and captions.")] = 1,
-    device: Device = "auto",
-    threads: Threads = None,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
 ) -> None:
     """Train the mini backbone from nothing on the attribute world (a GPU job of minutes).
 
@@ -46,9 +46,9 @@ def mini(
         Path | None, Option(help="Also write what explains each head's variance to this file.")
     ] = None,
     roles: Annotated[Path | None, Option(help="Also write its role map to this file.")] = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    as_json: Json = False,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Measure what the embedded backbone knows on compositions that its training never showed.
 

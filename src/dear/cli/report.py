@@ -7,25 +7,25 @@ from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import DataRoot, Device, OwnBackbone, PageOut, Run, Threads
+from dear.cli import options as opt
 from dear.cli.printing import say, stages
 
 
 def report(
-    run: Run,
-    out: PageOut = Path("report.html"),
+    run: opt.Run,
+    out: opt.PageOut = Path("report.html"),
     data: Annotated[
         str | None,
         Option(
             "--data", "-d", help="Labeled images to test on (default: the test images of the run's dataset)."
         ),
     ] = None,
-    data_root: DataRoot = None,
+    data_root: opt.DataRoot = None,
     other: Annotated[str | None, Option(help="Labeled images of classes that were not trained.")] = None,
     mode: Annotated[str | None, Option(help="The mode to report on, such as fused.")] = None,
-    backbone: OwnBackbone = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    backbone: opt.RunBackbone = None,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
 ) -> None:
     """Write one page about an adapted model.
 

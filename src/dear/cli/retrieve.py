@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from dear.cli.options import AS_RUN, DataRoot, Device, Json, Roles, Threads
+from dear.cli import options as opt
 from dear.cli.printing import echo, print_json, say, stages
 
 
@@ -17,7 +17,7 @@ def retrieve(
         str, Option("--gallery", "-g", help="A folder of images, a table, a benchmark name, or world:NAME.")
     ],
     run: Annotated[
-        Path | None, Argument(help="Run folder; not needed for a search by heads.", **AS_RUN)
+        Path | None, Argument(help="Run folder; not needed for a search by heads.", **opt.RUN_OPTIONS)
     ] = None,
     by: Annotated[
         str | None,
@@ -26,7 +26,7 @@ def retrieve(
             "heads); features: the attribute features of a DeAR run."
         ),
     ] = None,
-    roles: Roles = None,
+    roles: opt.Roles = None,
     attribute: Annotated[
         str | None,
         Option("--attribute", "-a", help="color, shape, texture, object, location (default: all)."),
@@ -38,10 +38,10 @@ def retrieve(
     backbone: Annotated[
         str | None, Option("--backbone", "-b", help="Backbone; for a run, if it moved since training.")
     ] = None,
-    data_root: DataRoot = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    as_json: Json = False,
+    data_root: opt.DataRoot = None,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Find the images that are most similar to a query in one attribute.
 

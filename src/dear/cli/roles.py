@@ -8,21 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from dear.cli.options import (
-    Backbone,
-    DataRoot,
-    Device,
-    Json,
-    PageOut,
-    Threads,
-    Unreadable,
-)
+from dear.cli import options as opt
 from dear.cli.printing import echo, print_json, print_table, say, stages
 
 if TYPE_CHECKING:
     from dear.heads.roles import RoleMap
 
-group = typer.Typer(no_args_is_help=True, help="What each attention head does: discover, show, report.")
+group = typer.Typer(no_args_is_help=True, help="Find out, show, or report what each attention head does.")
 File = Annotated[Path, Argument(help="A role map, roles.json; or the name table2.", show_default=False)]
 
 
@@ -33,8 +25,8 @@ def discover(
         Option("--images", "-i", help="Images in any form that --data takes; labels are not used."),
     ] = None,
     out: Annotated[Path, Option("--out", "-o", help="The role map to write.")] = Path("roles.json"),
-    backbone: Backbone = "mini",
-    data_root: DataRoot = None,
+    backbone: opt.Backbone = "mini",
+    data_root: opt.DataRoot = None,
     split: Annotated[
         str | None,
         Option(help="Part of the data: train, test, val, or all (default: train, or the named folder)."),
@@ -62,9 +54,9 @@ def discover(
     ] = "clusters",
     sentences: Annotated[str | None, Option(help="A sentence-transformers model or folder.")] = None,
     batch: Annotated[int, Option(help="Images at once.")] = 64,
-    unreadable: Unreadable = "stop",
-    device: Device = "auto",
-    threads: Threads = None,
+    unreadable: opt.Unreadable = "stop",
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
 ) -> None:
     """Find the role of every head of the last layers, for this checkpoint.
 
@@ -111,7 +103,7 @@ def show(
     masks: Annotated[
         bool, Option("--masks", help="Show DeAR's attention masks that follow from the roles.")
     ] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Print a role map as a table, or the masks that DeAR derives from it.
 
@@ -141,20 +133,20 @@ def show(
 @group.command("report")
 def report(
     file: File,
-    out: PageOut = Path("roles.html"),
+    out: opt.PageOut = Path("roles.html"),
     images: Annotated[
         str | None, Option("--images", "-i", help="Images to show what activates each head.")
     ] = None,
     backbone: Annotated[
         str | None, Option("--backbone", "-b", help="Backbone (default: the one that the map was made on).")
     ] = None,
-    data_root: DataRoot = None,
+    data_root: opt.DataRoot = None,
     limit: Annotated[int, Option(help="Largest number of images to use.")] = 1000,
     allow_other_roles: Annotated[
         bool, Option("--allow-other-roles", help="Show a role map that was made on other weights.")
     ] = False,
-    device: Device = "auto",
-    threads: Threads = None,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
 ) -> None:
     """Write one page about the heads; with images it shows what activates each head and where it looks.
 

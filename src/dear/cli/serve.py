@@ -9,7 +9,7 @@ from typing import Annotated
 
 from typer import Argument, CallbackParam, Context, Option
 
-from dear.cli.options import Backbone, Device
+from dear.cli import options as opt
 from dear.cli.printing import say
 from dear.errors import UsageError
 
@@ -48,8 +48,8 @@ def serve(
             help="TOML file of these options, and of limits in a table [limits].",
         ),
     ] = None,
-    backbone: Backbone = "mini",
-    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    backbone: opt.Backbone = "mini",
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for every network.")] = "127.0.0.1",
     port: Annotated[int, Option("--port", "-p", min=1, max=65535, help="Port to listen on.")] = 8000,
     keys: Annotated[
         Path | None, Option(help="JSON file of keys: the adapters of each, and the management key.")
@@ -100,7 +100,7 @@ def serve(
     ray_address: Annotated[
         str | None, Option(help="Address of a running cluster, with --engine ray (default: start one here).")
     ] = None,
-    device: Device = "auto",
+    device: opt.Device = "auto",
 ) -> None:
     """Serve all runs of a folder over HTTP: one backbone, any number of adapters, mixed batches.
 
@@ -108,7 +108,9 @@ def serve(
     two batches. /docs describes the API. Without a key file everything but management is open: keep the
     address local. For strangers, put a proxy in front (examples/serve).
 
-    Examples: `dear serve runs/ --backbone mini`
+    Examples:
+
+    `dear serve runs/ --backbone mini`
 
     `dear serve runs/ --config serve.toml`
 

@@ -7,12 +7,12 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from dear.cli.options import OwnBackbone, Run, RunOut
+from dear.cli import options as opt
 from dear.cli.printing import echo, say
 
 
 def push(
-    run: Run,
+    run: opt.Run,
     name: Annotated[str, Argument(help="Where to: owner/name on the Hugging Face hub.")],
     private: Annotated[bool, Option("--private", help="Visible to you only, if it is new.")] = False,
 ) -> None:
@@ -30,7 +30,7 @@ def push(
 
 def pull(
     name: Annotated[str, Argument(help="owner/name or owner/name@revision on the Hugging Face hub.")],
-    out: RunOut,
+    out: opt.RunOut,
 ) -> None:
     """Download a run from the Hugging Face hub.
 
@@ -44,9 +44,9 @@ def pull(
 
 
 def bundle(
-    run: Run,
+    run: opt.Run,
     out: Annotated[Path, Argument(help="The archive to write, ending in .zip.")],
-    backbone: OwnBackbone = None,
+    backbone: opt.RunBackbone = None,
 ) -> None:
     """Write one archive with a run and its backbone, for a machine without network.
 

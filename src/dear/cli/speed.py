@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from dear.cli.options import Device, Json, Threads
+from dear.cli import options as opt
 from dear.cli.printing import echo, print_json, print_table, say
 from dear.utils.text import format_duration
 
@@ -19,8 +19,8 @@ _TITLES = {
 
 
 def speed(
-    device: Device = "auto",
-    threads: Threads = None,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
     shape: Annotated[str, Option(help="A model's shape: ViT-B-16, ViT-B-32 …")] = "ViT-B-16",
     method: Annotated[str, Option("--method", "-m", help="The method that is trained.")] = "dear",
     classes: Annotated[int, Option(help="Number of classes.")] = 10,
@@ -29,7 +29,7 @@ def speed(
     precision: Annotated[str, Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     images: Annotated[int, Option(help="Files that are read.")] = 64,
     csv: Annotated[Path | None, Option(help="Add the rows to this file.")] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Measure this machine with random weights and images, and estimate the time of `dear adapt`.
 

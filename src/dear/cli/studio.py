@@ -10,7 +10,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from dear.cli.options import AS_RUN, Device, Threads
+from dear.cli import options as opt
 from dear.cli.printing import say
 from dear.utils.extras import missing_extra
 
@@ -20,7 +20,7 @@ def studio(
         Path | None,
         Argument(
             help="Run folder, archive or hf://owner/name (default: the embedded backbone and examples).",
-            **AS_RUN,
+            **opt.RUN_OPTIONS,
         ),
     ] = None,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
@@ -33,8 +33,8 @@ def studio(
         str | None,
         Option("--data", "-d", help="Images to classify and train on: a folder, a table, or world:NAME."),
     ] = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
 ) -> None:
     """Open the studio: classify, train, audit, inspect heads, retrieve, and compare in the browser.
 

@@ -34,18 +34,18 @@ def zeroshot(
         str, Option(help="Classes to use: all, base (first half), or novel (second half).")
     ] = "all",
     without: Annotated[
-        list[str] | None, Option(help="Concepts to remove, as measured on the training split.")
+        list[str] | None, Option(help="Concepts to remove, found in the training split.")
     ] = None,
     way: opt.Way = "auto",
     examples: opt.Examples = None,
-    roles: Annotated[str | None, Option(help="Role map of the backbone, for removal by heads.")] = None,
+    roles: Annotated[str | None, Option(help="Role map of the backbone, for --way heads.")] = None,
     unreadable: opt.Unreadable = "stop",
     top: Annotated[int, Option(help="Classes per image, with --classes.")] = 5,
     device: opt.Device = "auto",
     threads: opt.Threads = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Accuracy of the frozen model, overall and per class; with --classes, its answers for any images.
+    """Measure the accuracy of the frozen model, overall and per class; with --classes, answer any images.
 
     Examples:
 
