@@ -24,7 +24,7 @@ from measure.script import markdown, parser_of, read
 from dear.bench.cells import Cell
 from dear.bench.plan import find_protocol
 from dear.bench.store import Grid
-from dear.bench.tables import preset_of, shown_names
+from dear.bench.tables import preset_of, short_names
 from dear.methods import find_method
 from dear.runs.recipe import Recipe
 
@@ -100,7 +100,7 @@ def collect(
                     row["roles"] = roles
                 row |= {"commit": commit, "recipe": recipe if row["method"] == "dear@strong" else ""}
                 rows.append({k: f"{v:.4g}" if k in METRICS and v is not None else v for k, v in row.items()})
-    shown = shown_names(row["dataset"] for row in rows)  # paths of one machine mean nothing on another
+    shown = short_names(row["dataset"] for row in rows)  # paths of one machine mean nothing on another
     rows = [{**row, "dataset": shown[row["dataset"]]} for row in rows]
     return sorted(rows, key=lambda row: tuple(str(row.get(k, "")) for k in FIRST[5:] + THEN))
 

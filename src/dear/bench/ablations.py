@@ -47,7 +47,7 @@ class Study:
         """The mode that each variant is shown in: its own, or the first one of the lines."""
         return {variant.name: variant.mode or self.mode or lines[0].mode for variant in self.variants}
 
-    def shown(self, lines: Sequence[Line]) -> list[Line]:
+    def lines_in_mode(self, lines: Sequence[Line]) -> list[Line]:
         """The lines of each variant in its mode."""
         modes = self.mode_of(lines)
         return [line for line in lines if line.mode == modes[line.method]]
@@ -212,7 +212,7 @@ def table(study: Study, lines: Sequence[Line]) -> Sheet:
     """Variants of a study, on every dataset and on their average, each with the paper's row."""
     datasets = list(dict.fromkeys(line.dataset for line in lines))
     paper = published.for_study(study.name)
-    chosen = study.shown(lines)
+    chosen = study.lines_in_mode(lines)
     rows: list[SheetRow] = []
     for variant in study.variants:
         variant_lines = [line for line in chosen if line.method == variant.name]

@@ -169,10 +169,10 @@ class Pool:
         return few_shot(drawn, shots, seed) if shots else drawn
 
     def _of_labels(self, images: ImageSet) -> ImageSet:
-        return images if self.labels is None else of_labels(images, self.labels)
+        return images if self.labels is None else select_labels(images, self.labels)
 
 
-def of_labels(images: ImageSet, labels: tuple[int, ...]) -> ImageSet:
+def select_labels(images: ImageSet, labels: tuple[int, ...]) -> ImageSet:
     """The images of some classes, renumbered; by label, since two of ImageNet's classes share a name."""
     if isinstance(images, FileImages):
         return images.select_labels(labels)

@@ -82,7 +82,7 @@ class Local:
         waiting = iter(cells)
         while lost := self._compute(waiting, environment, report, min(self.workers, len(cells) or 1)):
             for cell in lost:  # one of them killed its process; computed alone, it shows which
-                self._alone(cell, environment, report)
+                self._retry(cell, environment, report)
 
     def _compute(
         self, waiting: Iterator[Cell], environment: Environment, report: Report, workers: int
@@ -91,7 +91,7 @@ class Local:
         running: dict[Future[dict[str, Any]], Cell] = {}
         with _pool(workers) as pool:
             while True:
-                with _interrupts_held():  # the first submission starts the processes
+                with _delay_interrupts():  # the first submission starts the processes
                     for cell in islice(waiting, workers - len(running)):
                         try:
                             future = pool.submit(attempt, self.work, cell.document(), environment.plain())
@@ -101,13 +101,15 @@ class Local:
                 if not running:
                     return []
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
-                whole = [future for future in done if not isinstance(future.exception(), BrokenProcessPool)]
-                for future in whole:
+                finished = [
+                    future for future in done if not isinstance(future.exception(), BrokenProcessPool)
+                ]
+                for future in finished:
                     report(Outcome(running.pop(future), **future.result()))
-                if len(whole) < len(done):
+                if len(finished) < len(done):
                     return list(running.values())
 
-    def _alone(self, cell: Cell, environment: Environment, report: Report) -> None:
+    def _retry(self, cell: Cell, environment: Environment, report: Report) -> None:
         """Compute a cell whose process may have died once more."""
         if self._compute(iter([cell]), environment, report, 1):
             report(_worker_lost(cell, "its process died twice"))
@@ -155,8 +157,8 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Delay Ctrl-C until this block ends; processes started in it never receive it."""
+def _delay_interrupts() -> Iterator[None]:
+    """Delay Ctrl-C until the end of this block; processes started in it never receive it."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

@@ -14,9 +14,9 @@ from dear.bench.ablations import Study, Variant
 from dear.bench.ablations import table as study_table
 from dear.bench.cells import Cell
 from dear.bench.plan import find_protocol
-from dear.bench.protocols import Shown
+from dear.bench.protocols import Figures
 from dear.bench.store import Grid
-from dear.bench.tables import Line, Result, Sheet, shown_names, text, variant_names, write_tables
+from dear.bench.tables import Line, Result, Sheet, format_entry, short_names, variant_names, write_tables
 from dear.errors import RunError
 from dear.report.page import Table, render
 from dear.utils.files import write_atomic
@@ -32,7 +32,7 @@ TERMS = {
 """Words of the results page."""
 
 
-def stored_in(grid: Grid, cells: Sequence[Cell]) -> list[tuple[Cell, Result]]:
+def read_results(grid: Grid, cells: Sequence[Cell]) -> list[tuple[Cell, Result]]:
     """The cells that have a result, in their order."""
     pairs = [(cell, grid.read(cell)) for cell in dict.fromkeys(cells)]
     return [(cell, result) for cell, result in pairs if result is not None]
@@ -46,7 +46,7 @@ def write_protocol(
     failed: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Tables and page of a protocol; returns the files, the page last."""
-    results = stored_in(grid, cells)
+    results = read_results(grid, cells)
     if not results:
         raise RunError(f"{grid.folder}: no cell has a result yet, so there is nothing to tabulate")
     chosen = find_protocol(protocol)
@@ -67,14 +67,14 @@ def write_studies(
     for study, planned in studies:
         lines: list[Line] = []
         for variant, cells in planned:
-            results = stored_in(grid, cells)
+            results = read_results(grid, cells)
             everything += results
             names = {cell.key: variant.name for cell in cells}
             lines += find_protocol(study.protocol).gather(results, names)
         if not lines:
             continue  # every cell of this study failed; the page says so
         sheets.append(study_table(study, lines))
-        plain = [replace(line, mode="default") for line in study.shown(lines)]
+        plain = [replace(line, mode="default") for line in study.lines_in_mode(lines)]
         figures.append((study.title, study.question, plots.bars(plain, "hm")))
     if not sheets:
         raise RunError(f"{grid.folder}: no cell has a result yet, so there is nothing to tabulate")
@@ -87,14 +87,14 @@ def _write(
     grid: Grid,
     stem: str,
     sheets: Sequence[Sheet],
-    figures: Shown,
+    figures: Figures,
     results: Sequence[tuple[Cell, Result]],
     command: str,
     words: Mapping[str, Any],
 ) -> list[Path]:
     """Write the tables and the page with figures, tables and how the results came about."""
     written = write_tables(sheets, grid.folder, stem)
-    tables = [(sheet.title, page_table(sheet), sheet.notes) for sheet in sheets]
+    tables = [(sheet.title, to_page_table(sheet), sheet.notes) for sheet in sheets]
     facts = _facts(results, command)
     page = grid.folder / f"{stem}.html"
     write_atomic(
@@ -103,7 +103,7 @@ def _write(
     return [*written, page]
 
 
-def page_table(sheet: Sheet) -> Table:
+def to_page_table(sheet: Sheet) -> Table:
     """The table for a page: published rows are marked, groups of rows are separated."""
     rows, classes, before = [], [], None
     for row in sheet.rows:
@@ -112,7 +112,7 @@ def page_table(sheet: Sheet) -> Table:
         classes.append(" ".join((["published"] if row.published else []) + (["first"] if new_group else [])))
         *names, last = row.labels
         label = f"{last} (published)" if row.published else last
-        rows.append((*names, label, *(text(entry) for entry in row.entries)))
+        rows.append((*names, label, *(format_entry(entry) for entry in row.entries)))
     columns = (*sheet.labels, *sheet.columns)
     return Table(columns, tuple(rows), labels=len(sheet.labels), classes=tuple(classes))
 
@@ -123,7 +123,7 @@ def fusion_weights(results: Sequence[tuple[Cell, Result]]) -> dict[str, dict[str
     Configurations of a method, which may have other weights by name, are separate rows.
     """
     weights_of: dict[str, dict[str, list[float]]] = {}
-    shown, names = shown_names(cell.dataset for cell, _ in results), variant_names([c for c, _ in results])
+    shown, names = short_names(cell.dataset for cell, _ in results), variant_names([c for c, _ in results])
     weighed = [(cell, result.get("facts", {}).get("fusion_weights")) for cell, result in results]
     with_weights = [(cell, weights) for cell, weights in weighed if weights]
     several = len({names[cell.key] for cell, _ in with_weights}) > 1
@@ -137,7 +137,7 @@ def fusion_weights(results: Sequence[tuple[Cell, Result]]) -> dict[str, dict[str
     }
 
 
-def figures_of(results: Sequence[tuple[Cell, Result]]) -> Shown:
+def figures_of(results: Sequence[tuple[Cell, Result]]) -> Figures:
     """The figures of a protocol's results: its own, and the learned fusion weights where there are any."""
     protocol = find_protocol(results[0][0].protocol)
     figures = protocol.figures(protocol.gather(results))

@@ -81,8 +81,8 @@ class Session:
 
     def roles(self) -> RoleMap | None:
         """The role map that the cell names, derived again and checked by its hash."""
-        wanted = self.cell.spec.roles_digest
-        if wanted is None:
+        expected = self.cell.spec.roles_digest
+        if expected is None:
             return None
         start = starting_roles(self.clip, self.environment.roles_file)
         if start is None:
@@ -92,14 +92,14 @@ class Session:
                 hint="roles",
             )
         roles = derive_roles(start, self.cell.roles) if self.cell.roles else start
-        if roles_digest(roles) != wanted:
+        if roles_digest(roles) != expected:
             raise RoleError("the role map was changed after the cell was planned; start the grid again")
         return roles
 
     def fit(self, pool: Pool, keep: bool = False) -> Model:
         """Train the cell's method on images of `pool`; its size and time are recorded.
 
-        With `keep` the adapter is cached for other protocols, and theirs are taken.
+        With `keep` the adapter is cached for other protocols, and one that they cached is used.
         """
         drawn, rest = self.draw(pool), None
         if self.cell.spec.unlabeled == REST:
@@ -117,27 +117,27 @@ class Session:
             raise RunError(
                 f"{self.cell.dataset}: its images changed after the cell was planned; start the grid again"
             )
-        if keep and self._take(job):
-            return self._sized(Model(job.method))
+        if keep and self._load_adapter(job):
+            return self._record_size(Model(job.method))
         began = time.perf_counter()
         trained = fit(job)
         self.seconds["train"] += time.perf_counter() - began
         self.record["steps"] = trained.steps
-        path = self._adapter(job)
+        path = self._adapter_path(job)
         if keep and path is not None:
             facts = {"steps": str(trained.steps), "seconds": f"{self.seconds['train']:.3f}"}
             write_safetensors(path, job.method.adapter_state(), facts)
-        return self._sized(trained)
+        return self._record_size(trained)
 
-    def _adapter(self, job: Job) -> Path | None:
+    def _adapter_path(self, job: Job) -> Path | None:
         """Where an adapter is cached for other protocols that train the same."""
         if self.environment.adapters is None:
             return None
         return Path(self.environment.adapters) / f"{self.cell.method}-{job.spec.key}.safetensors"
 
-    def _take(self, job: Job) -> bool:
+    def _load_adapter(self, job: Job) -> bool:
         """Load the adapter that another protocol trained, bit for bit; False where there is none."""
-        path = self._adapter(job)
+        path = self._adapter_path(job)
         if path is None or not path.exists():
             return False
         try:
@@ -149,7 +149,7 @@ class Session:
             return False
         return True
 
-    def _sized(self, model: Model) -> Model:
+    def _record_size(self, model: Model) -> Model:
         """Record the size of the method and the facts that it reports."""
         method = model.method
         state = {name: tensor.cpu().contiguous() for name, tensor in method.adapter_state().items()}
@@ -184,11 +184,11 @@ class Session:
             "modes": {mode: dict(values) for mode, values in modes.items()},
             **self.record,
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
-            "made_with": made_with(self.environment),
+            "made_with": environment_facts(self.environment),
         }
 
 
-def made_with(environment: Environment) -> dict[str, Any]:
+def environment_facts(environment: Environment) -> dict[str, Any]:
     """Versions and machine: what a reader needs to judge a difference in the last digits."""
     from dear import __version__
 

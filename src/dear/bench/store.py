@@ -23,7 +23,7 @@ from dear.runs.spec import Name, digest
 from dear.utils.files import read_json, require_writable, write_atomic, write_json
 from dear.utils.schema import Strict, Whole, check
 
-WHAT = "cell of a grid"
+KIND = "cell of a grid"
 SCHEMA = 1  #: of a cell's file
 Share = Annotated[float, Meta(ge=0, le=1)]
 
@@ -66,8 +66,8 @@ class Document(Strict, frozen=True):
 
 def read_cell(path: str | os.PathLike[str]) -> tuple[Cell, Mapping[str, Any]]:
     """The cell and the result in one file of a grid."""
-    source, raw = os.fspath(path), read_json(path, WHAT)
-    document = check(raw, Document, source, WHAT, error=RunError)
+    source, raw = os.fspath(path), read_json(path, KIND)
+    document = check(raw, Document, source, KIND, error=RunError)
     cell = document.cell
     if cell.key != document.key:
         raise RunError(f"{source}: the key does not fit the configuration; the file was changed by hand")

@@ -79,7 +79,7 @@ def gather(
     `column_of` is the protocol's; `names` has the name of the method or variant by cell key.
     """
     results = list(results)
-    shown = shown_names(
+    shown = short_names(
         [name for cell, _ in results for name in (cell.dataset, *cell.setting.get("targets", ()))]
     )
     values: dict[tuple[str, str, str, int], dict[str, dict[int, float]]] = defaultdict(
@@ -110,12 +110,12 @@ def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
     names = {}
     for method, group in cells_of.items():
         configured = [_configuration(cell) for cell in group]
-        differing = _differing(configured)
+        differing = _differences(configured)
         same_run: dict[Any, list[Configuration]] = defaultdict(list)
         for cell in group:
             run = (cell.dataset, cell.setting.get("held_out"), cell.shots, cell.seed)
-            same_run[run].append(_drawn(cell))
-        differing += sorted({key for settings in same_run.values() for key in _differing(settings)})
+            same_run[run].append(_draw_configuration(cell))
+        differing += sorted({key for settings in same_run.values() for key in _differences(settings)})
         options = {name for part, name in differing if part == "options"}
         inside = {key for key in differing if key[0] in ("options", "recipe")}
         for cell, known in zip(group, configured, strict=True):
@@ -124,7 +124,7 @@ def variant_names(cells: Sequence[Cell]) -> dict[str, str]:
                 rest = ", ".join(f"{key[1]}={known.get(key)}" for key in differing if key not in inside)
                 names[cell.key] = f"{method}@{preset}" + (f" ({rest})" if rest else "")
                 continue
-            values = {**known, **_drawn(cell)}
+            values = {**known, **_draw_configuration(cell)}
             words = ", ".join(
                 f"{'recipe ' if key[0] == 'recipe' and key[1] in options else ''}{key[1]}={values.get(key)}"
                 for key in differing
@@ -159,24 +159,24 @@ def _configuration(cell: Cell) -> Configuration:
     return configuration
 
 
-def _drawn(cell: Cell) -> Configuration:
+def _draw_configuration(cell: Cell) -> Configuration:
     """What may differ between cells of one dataset, number of shots and seed, except for the method."""
     return {("setting", "template"): cell.spec.template, ("setting", "images"): cell.spec.data_digest[:8]}
 
 
-def _differing(settings: Sequence[Configuration]) -> list[tuple[str, str]]:
+def _differences(settings: Sequence[Configuration]) -> list[tuple[str, str]]:
     """The parts and names that are not the same everywhere, sorted by name."""
     keys = {key for setting in settings for key in setting}
     differing = [key for key in keys if len({repr(setting.get(key)) for setting in settings}) > 1]
     return sorted(differing, key=lambda key: (key[1], key[0]))
 
 
-def shown_names(datasets: Iterable[str]) -> dict[str, str]:
+def short_names(datasets: Iterable[str]) -> dict[str, str]:
     """Names of datasets in tables: a path by its last part where that is unique.
 
-    >>> list(shown_names(["/data/pets/index.csv", "/data/birds", "EuroSAT"]).values())
+    >>> list(short_names(["/data/pets/index.csv", "/data/birds", "EuroSAT"]).values())
     ['pets', 'birds', 'EuroSAT']
-    >>> list(shown_names(["/old/pets/index.csv", "/new/pets/index.csv"]).values())
+    >>> list(short_names(["/old/pets/index.csv", "/new/pets/index.csv"]).values())
     ['/old/pets/index.csv', '/new/pets/index.csv']
     """
     names = list(dict.fromkeys(datasets))
@@ -202,7 +202,7 @@ def average(lines: Sequence[Line]) -> Line:
     return Line(first.method, first.mode, "Average", first.shots, values)
 
 
-def grouped(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
+def group_lines(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
     """Lines by (method, mode), in the order in which they come."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
@@ -233,10 +233,10 @@ class Sheet:
     notes: tuple[str, ...] = ()  #: sentences below the table
 
 
-def text(entry: Entry, plus_minus: str = " ± ") -> str:
+def format_entry(entry: Entry, plus_minus: str = " ± ") -> str:
     """A number as printed in a table, in percent with two decimals.
 
-    >>> text(Figure(0.8594, 0.0021, 3)), text(None), text(0.5)
+    >>> format_entry(Figure(0.8594, 0.0021, 3)), format_entry(None), format_entry(0.5)
     ('85.94 ± 0.21', '–', '50.00')
     """
     if entry is None:
@@ -257,7 +257,7 @@ def markdown(sheet: Sheet) -> str:
     lines.append("| " + " | ".join(head) + " |")
     lines.append("|" + "---|" * len(sheet.labels) + "---:|" * len(sheet.columns))
     for row in sheet.rows:
-        cells = [*(_cell(label) for label in _labels(row)), *(text(entry) for entry in row.entries)]
+        cells = [*(_cell(label) for label in _labels(row)), *(format_entry(entry) for entry in row.entries)]
         if row.published:
             cells = [f"*{cell}*" if cell and cell != "–" else cell for cell in cells]
         lines.append("| " + " | ".join(cells) + " |")
@@ -286,12 +286,12 @@ def to_csv(sheet: Sheet) -> str:
     head = [f"{column}{part}" for column in sheet.columns for part in ("", " std", " seeds", " printed")]
     writer.writerow([*sheet.labels, "published", *head])
     for row in sheet.rows:
-        cells = [part for entry in row.entries for part in _parts(entry)]
+        cells = [part for entry in row.entries for part in _csv_cells(entry)]
         writer.writerow([*(spreadsheet_safe(label) for label in row.labels), int(row.published), *cells])
     return out.getvalue()
 
 
-def _parts(entry: Entry) -> tuple[str, str, str, str]:
+def _csv_cells(entry: Entry) -> tuple[str, str, str, str]:
     """(value, std, seeds, printed): exact digits, published numbers as fractions too."""
     if entry is None:
         return "", "", "", ""
@@ -335,7 +335,7 @@ def latex(sheet: Sheet) -> str:
         if before is not None and len(sheet.labels) > 1 and row.labels[0] != before and len(row.labels) > 2:
             lines.append(r"\midrule")
         before = row.labels[0]
-        cells = [_escape(cell) for cell in (*_labels(row), *(text(entry) for entry in row.entries))]
+        cells = [_escape(cell) for cell in (*_labels(row), *(format_entry(entry) for entry in row.entries))]
         if row.published:
             cells = [rf"\textit{{{cell}}}" if cell else cell for cell in cells]
         lines.append(" & ".join(cells) + r" \\")

@@ -228,7 +228,7 @@ def ablate(
     cell_engine = _engine(environment, engine, address, workers, gpus)
     request = read_request(environment, methods, datasets, seeds, shots, options, values, template)
     layers = open_backbone(environment.backbone, environment.device).config.vision.layers
-    studies = [_on_preset(find_study(name, layers), preset) for name in names]
+    studies = [_change_preset(find_study(name, layers), preset) for name in names]
     planned = [(one, plan_study(one, request)) for one in studies]
     cells = [cell for _, variants in planned for _, part in variants for cell in part]
     grid, summary = _compute(Path(out), cells, environment, cell_engine, ",".join(names), None, progress)
@@ -236,7 +236,7 @@ def ablate(
     return Results(grid, summary, tuple(write_studies(grid, planned, command, failed)))
 
 
-def _on_preset(study: Study, preset: str | None) -> Study:
+def _change_preset(study: Study, preset: str | None) -> Study:
     """A study whose variants start from another preset."""
     if preset is None:
         return study

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dear.bench.plan import Request
 
-Shown = list[tuple[str, str, "go.Figure"]]  #: heading, sentence and figure
+Figures = list[tuple[str, str, "go.Figure"]]  #: heading, sentence and figure
 SEEDS_NOTE = "Percent; mean ± sample standard deviation over seeds."
 PAPER_NOTE = (
     "Rows marked *published* are the paper's (ViT-B/16 of CLIP, its own runs); the others were run here."
@@ -89,5 +89,5 @@ class Protocol(ABC):
         """The table of some lines, with the paper's rows where it has any."""
 
     @abstractmethod
-    def figures(self, lines: Sequence[Line]) -> Shown:
+    def figures(self, lines: Sequence[Line]) -> Figures:
         """The figures of some lines."""

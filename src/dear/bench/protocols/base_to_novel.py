@@ -7,10 +7,10 @@ from statistics import harmonic_mean
 from typing import Any
 
 from dear.bench import published
-from dear.bench.cells import Data, Pool, of_labels
-from dear.bench.protocols import PAPER_NOTE, SEEDS_NOTE, Protocol, Shown
+from dear.bench.cells import Data, Pool, select_labels
+from dear.bench.protocols import PAPER_NOTE, SEEDS_NOTE, Figures, Protocol
 from dear.bench.session import Session
-from dear.bench.tables import Entry, Line, Sheet, SheetRow, average, grouped
+from dear.bench.tables import Entry, Line, Sheet, SheetRow, average, group_lines
 from dear.data.shots import halves
 from dear.errors import DataError
 from dear.runs.evaluate import Evaluation
@@ -48,8 +48,8 @@ class BaseToNovel(Protocol):
         model = session.fit(self.training(session.data))
         test = session.open("test")
         base, novel = halves(range(len(test.classes)))
-        seen = session.test(model, of_labels(test, base))
-        unseen = session.test(model, of_labels(test, novel))
+        seen = session.test(model, select_labels(test, base))
+        unseen = session.test(model, select_labels(test, novel))
         joint = session.test(model, test)
         assert seen is not None  # the method was trained on these classes
         session.record["classes"] = {"base": len(base), "novel": len(novel)}
@@ -68,7 +68,7 @@ class BaseToNovel(Protocol):
         if len(datasets) > 1:
             whole = {
                 key: method_lines
-                for key, method_lines in grouped(lines).items()
+                for key, method_lines in group_lines(lines).items()
                 if len(method_lines) == len(datasets)
             }
             blocks.insert(0, ("Average", [average(method_lines) for method_lines in whole.values()]))
@@ -83,7 +83,7 @@ class BaseToNovel(Protocol):
         labels = ("Dataset", "Method", "Mode")
         return Sheet(self.title, labels, headings, tuple(rows), (SEEDS_NOTE, *extra, *notes))
 
-    def figures(self, lines: Sequence[Line]) -> Shown:
+    def figures(self, lines: Sequence[Line]) -> Figures:
         """Harmonic means, and base against novel."""
         from dear.bench import plots
 
@@ -124,7 +124,7 @@ def _joint(mode: str, joint: Evaluation | None, bases: int) -> dict[str, float |
     }
 
 
-def _measured(lines: Sequence[Line]) -> dict[str, str]:
+def _extra_columns(lines: Sequence[Line]) -> dict[str, str]:
     """The columns beyond the harmonic means that any line has, with their headings."""
     every = {**JOINT, **CALIBRATION}
     return {column: head for column, head in every.items() if any(line.seeds(column) for line in lines)}
@@ -132,19 +132,19 @@ def _measured(lines: Sequence[Line]) -> dict[str, str]:
 
 def column_headings(lines: Sequence[Line]) -> tuple[str, ...]:
     """Headings of the columns of `entries`."""
-    return ("Base", "Novel", HM_SEEDS, HM_MEANS, *_measured(lines).values())
+    return ("Base", "Novel", HM_SEEDS, HM_MEANS, *_extra_columns(lines).values())
 
 
 def column_notes(lines: Sequence[Line]) -> list[str]:
     """What the columns beyond the harmonic means are."""
-    return [NOTES[column] for column in _measured(lines) if column in NOTES]
+    return [NOTES[column] for column in _extra_columns(lines) if column in NOTES]
 
 
 def entries(line: Line, lines: Sequence[Line]) -> tuple[Entry, ...]:
     """A line's part of a table that shows `lines`."""
     base, novel = line.figure("base"), line.figure("novel")
     of_means = None if base is None or novel is None else harmonic_mean((base.mean, novel.mean))
-    return (base, novel, line.figure("hm"), of_means, *(line.figure(c) for c in _measured(lines)))
+    return (base, novel, line.figure("hm"), of_means, *(line.figure(c) for c in _extra_columns(lines)))
 
 
 def _paper_rows(

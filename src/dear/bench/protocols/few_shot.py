@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dear.bench.protocols import SEEDS_NOTE, Protocol, Shown
+from dear.bench.protocols import SEEDS_NOTE, Figures, Protocol
 from dear.bench.session import Session
-from dear.bench.tables import Entry, Line, Sheet, SheetRow, average, grouped
+from dear.bench.tables import Entry, Line, Sheet, SheetRow, average, group_lines
 
 
 class FewShot(Protocol):
@@ -30,7 +30,7 @@ class FewShot(Protocol):
         datasets = list(dict.fromkeys(line.dataset for line in lines))
         rows: list[SheetRow] = []
         if len(datasets) > 1:
-            for (method, mode), method_lines in grouped(lines).items():
+            for (method, mode), method_lines in group_lines(lines).items():
                 entries: list[Entry] = []
                 for count in shots:
                     same_shots = [line for line in method_lines if line.shots == count]
@@ -38,7 +38,7 @@ class FewShot(Protocol):
                     entries.append(average(same_shots).figure("accuracy") if whole else None)
                 rows.append(SheetRow(("Average", method, mode), tuple(entries)))
         for dataset in datasets:
-            for (method, mode), method_lines in grouped(
+            for (method, mode), method_lines in group_lines(
                 line for line in lines if line.dataset == dataset
             ).items():
                 at = {line.shots: line.figure("accuracy") for line in method_lines}
@@ -48,7 +48,7 @@ class FewShot(Protocol):
         )
         return Sheet(self.title, ("Dataset", "Method", "Mode"), columns, tuple(rows), (SEEDS_NOTE,))
 
-    def figures(self, lines: Sequence[Line]) -> Shown:
+    def figures(self, lines: Sequence[Line]) -> Figures:
         """Accuracy against shots."""
         from dear.bench import plots
 

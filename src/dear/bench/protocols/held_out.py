@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dear.bench import published
 from dear.bench.cells import Cell, Data, Pool
-from dear.bench.protocols import SEEDS_NOTE, Protocol, Setting, Shown
+from dear.bench.protocols import SEEDS_NOTE, Figures, Protocol, Setting
 from dear.bench.session import Session
-from dear.bench.tables import Line, Sheet, SheetRow, average, grouped
+from dear.bench.tables import Line, Sheet, SheetRow, average, group_lines
 from dear.data.duplicates import find_duplicates, find_file_duplicates
 from dear.data.images import FileImages, ImageSet, select_domains
 from dear.data.open import find_benchmark, open_data
@@ -83,7 +83,7 @@ class HeldOutDomain(Protocol):
         for dataset in dict.fromkeys(line.dataset.rpartition("/")[0] for line in lines):
             dataset_lines = [line for line in lines if line.dataset.rpartition("/")[0] == dataset]
             domains = list(dict.fromkeys(line.dataset for line in dataset_lines))
-            for (method, mode), block in grouped(dataset_lines).items():
+            for (method, mode), block in group_lines(dataset_lines).items():
                 at = {line.dataset: line for line in block}
                 whole = len(at) == len(domains)
                 mean = average(block).figure("target") if whole else None
@@ -100,7 +100,7 @@ class HeldOutDomain(Protocol):
         note = "Validation: a fifth of the source domains, never the target."
         return Sheet(self.title, labels, ("Accuracy", "Validation"), tuple(rows), (SEEDS_NOTE, note))
 
-    def figures(self, lines: Sequence[Line]) -> Shown:
+    def figures(self, lines: Sequence[Line]) -> Figures:
         """Accuracy on each unseen domain."""
         from dear.bench import plots
 

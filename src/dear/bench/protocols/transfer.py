@@ -9,9 +9,9 @@ from msgspec import Meta
 
 from dear.bench import published
 from dear.bench.cells import Cell, Data
-from dear.bench.protocols import PAPER_NOTE, SEEDS_NOTE, Protocol, Setting, Shown
+from dear.bench.protocols import PAPER_NOTE, SEEDS_NOTE, Figures, Protocol, Setting
 from dear.bench.session import Session
-from dear.bench.tables import Line, Sheet, SheetRow, average, grouped
+from dear.bench.tables import Line, Sheet, SheetRow, average, group_lines
 from dear.data.images import ImageSet
 from dear.errors import UsageError
 from dear.runs.spec import Name
@@ -89,7 +89,7 @@ class Transfer(Protocol):
         datasets = list(dict.fromkeys(line.dataset for line in lines))
         source, targets = datasets[0], datasets[1:]
         rows = []
-        for (method, mode), method_lines in grouped(lines).items():
+        for (method, mode), method_lines in group_lines(lines).items():
             at = {line.dataset: line for line in method_lines}
             tested = [at[name] for name in targets if name in at]
             mean = average(tested).figure("accuracy") if tested and len(tested) == len(targets) else None
@@ -106,7 +106,7 @@ class Transfer(Protocol):
         columns = (f"{source} (source)", "Average of targets", *targets)
         return Sheet(self.title, ("Method", "Mode"), columns, tuple(rows), (SEEDS_NOTE, *notes))
 
-    def figures(self, lines: Sequence[Line]) -> Shown:
+    def figures(self, lines: Sequence[Line]) -> Figures:
         """Accuracy by dataset."""
         from dear.bench import plots
 
