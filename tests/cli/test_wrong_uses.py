@@ -261,7 +261,7 @@ def test_wrong_uses(command: str, things: str, place: Path) -> None:
         assert part in flat, said
     assert status == 2, said
     assert "Traceback" not in said
-    lines = [line for line in said.strip().splitlines() if not line.startswith("note: ")]
+    lines = [line for line in said.strip().splitlines() if not line.startswith("notice: ")]
     if lines[0].startswith("dear: ") and "cannot be read:" not in said:  # those are listed, one per line
         assert len(lines) == 1
     assert contents(place) == before  # names and bytes

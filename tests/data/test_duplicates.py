@@ -61,9 +61,13 @@ def test_most_copies_of_small_images_with_fine_texture_are_found() -> None:
 def test_numbers_of_copies() -> None:
     image = photo(0)
     items = (image, image, resaved(image, 50), ImageOps.mirror(image), photo(1))
-    found = find_duplicates(ListedImages(items, torch.zeros(5, dtype=torch.int64), ("cat",)))
-    assert (found.copies, found.near) == (1, 2)
-    assert "3 of 5 images" in found.sentence()
+    images = ListedImages(items, torch.zeros(5, dtype=torch.int64), ("cat",))
+    duplicates = find_duplicates(images)
+    assert (duplicates.copies, duplicates.near) == (1, 2)
+    assert duplicates.pair() == (0, 1)
+    sentence = duplicates.sentence(images.key)
+    assert "3 of 5 images" in sentence
+    assert f"{images.key(0)!r} and {images.key(1)!r}" in sentence
 
 
 def test_small_patches_on_a_flat_ground_are_no_copies() -> None:

@@ -85,7 +85,7 @@ def test_a_folder_that_may_not_be_written_is_one_line(trials, name):
     assert time.monotonic() - began < max(5.0, trial.seconds)  # told before the work, not after it
     assert status in (1, 2)
     assert len(errors(said)) == 1, said
-    told = [line for line in said.splitlines() if not line.startswith("note: ")]
+    told = [line for line in said.splitlines() if not line.startswith("notice: ")]
     assert told[0].startswith(f"dear: {trial.out}")
     assert list(trial.out.iterdir()) == []
 

@@ -104,7 +104,8 @@ def _print_labels(result: LabelCheck, name: str, backbone: str, out: Path | None
         other = f"looks like {each.suggestion} ({each.confidence:.1%})"
         echo(f"  {each.key}: {each.label} ({each.label_probability:.1%}), {other}")
     if len(result.suspects) > 20:
-        echo(f"  and {len(result.suspects) - 20} more; --out suspects.csv lists them all")
+        listed = "--out suspects.csv lists them all" if out is None else f"{out} lists them all"
+        echo(f"  and {len(result.suspects) - 20} more; {listed}")
     if result.suspects and not result.several and not name.startswith("world:"):
         command = shlex.join(["label", "start", name, "--data", name, "--backbone", backbone])
         say(f"Correct them on the labeling page: dear {command} --out labels.csv")

@@ -12,7 +12,7 @@ HINTS: dict[str, str] = {
     "adapt-resume": "continue it with `dear adapt --resume` and the options it was started with",
     "allow-other-roles": "`dear roles discover` writes a map, --allow-other-roles uses this one",
     "backbone": "name it with --backbone",
-    "backbones": "`dear backbones` lists them",
+    "backbones": "`dear backbones` prints them",
     "batch": "set a smaller one with --batch",
     "calibrate": "`dear adapt` calibrates unless --no-calibrate is given",
     "choose-adapt": "add --adapt, or remove --out",

@@ -70,9 +70,9 @@ def locate(source: str | os.PathLike[str]) -> tuple[str, Path]:
     if isinstance(source, str) and hub.is_hub_name(text):
         return text, hub.fetch(text)
     suggestion = close_name(text, list_backbones())
-    remedy = f"did you mean {suggestion!r}?" if suggestion else "list_backbones() returns the known names"
+    remedy = f"did you mean {suggestion!r}?" if suggestion else "list_backbones() returns the names"
     raise CheckpointError(
-        f"{text[:200]!r} is not a backbone: no such file, folder or name; {remedy}",
+        f"{text[:200]!r} is not a backbone: no such file or folder, and not a known name; {remedy}",
         hint=None if suggestion else "backbones",
     )
 

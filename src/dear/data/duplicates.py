@@ -214,11 +214,29 @@ class Duplicates:
             "near_searched": self.searched,
         }
 
-    def sentence(self) -> str:
-        """The numbers in words; "" where there are no copies.
+    def pair(self) -> tuple[int, int] | None:
+        """Indices of the first two images that are copies of each other; None if there are no copies.
 
-        >>> Duplicates(np.zeros(9, np.int64), (b"",) * 9, copies=3, near=1).sentence()
-        '4 of 9 images are copies of others (3 with equal content, 1 re-saved, resized or mirrored)'
+        >>> Duplicates(np.array([0, 1, 1]), (b"a", b"b", b"b"), copies=1).pair()
+        (1, 2)
+        """
+        first: dict[int, int] = {}
+        for index, unit in enumerate(self.units.tolist()):
+            if unit in first:
+                return first[unit], index
+            first[unit] = index
+        return None
+
+    def sentence(self, key: Callable[[int], str]) -> str:
+        """The numbers in words, and a pair as an example; "" where there are no copies.
+
+        Args:
+            key: returns the name of the image at an index.
+
+        >>> from dear.data.world_images import world_task
+        >>> task = world_task("textures", "test").subset([0, 1, 2, 0])
+        >>> find_duplicates(task).sentence(task.key).partition(",")[0]
+        '1 of 4 images is a copy of another (1 with equal content)'
         """
         if not self.copies + self.near:
             return ""
@@ -226,7 +244,9 @@ class Duplicates:
         parts += [f"{self.near} re-saved, resized or mirrored"] * bool(self.near)
         total = self.copies + self.near
         verb = "is a copy of another" if total == 1 else "are copies of others"
-        return f"{total} of {len(self.units)} images {verb} ({', '.join(parts)})"
+        pair = self.pair()
+        example = "" if pair is None else f", such as {key(pair[0])!r} and {key(pair[1])!r}"
+        return f"{total} of {len(self.units)} images {verb} ({', '.join(parts)}){example}"
 
 
 def find_duplicates(images: ImageSet) -> Duplicates:

@@ -102,7 +102,7 @@ def pick_split(
         )
     copies = None if root is None else find_file_duplicates([root / key for key in keys])
     held_out = hold_out(keys, groups, units=None if copies is None else copies.units)
-    sentence = "" if copies is None else copies.sentence()
+    sentence = "" if copies is None else copies.sentence(keys.__getitem__)
     unsearched = copies is not None and not copies.searched
     note(
         f"{where}: names no split, so about a fifth of each class is held out for testing: "

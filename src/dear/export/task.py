@@ -100,7 +100,7 @@ def export_run(
         True
     """
     if (onnx is None) == (merged is None):
-        raise UsageError("export writes either onnx (a file) or merged (a folder); name one of them")
+        raise UsageError("export writes a file (onnx) or a folder (merged): name one of the two")
     if merged is not None and (classes is not None or encoder_only):
         raise UsageError("a plain CLIP has no classes: leave out classes and encoder_only")
     if merged is not None and precision != "float32":

@@ -247,4 +247,4 @@ def _add_metrics(model: Model, out: PathLike | None, entries: Mapping[str, Any])
     try:
         add_metrics(out, **entries)
     except DiskError as error:
-        _log.warning("not added to the metrics of the run: %s", error)
+        _log.warning("notice: not added to the metrics of the run: %s", error)

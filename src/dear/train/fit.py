@@ -120,12 +120,12 @@ def _calibrate(
         features = _features(trained, job, views)
         calibration = calibrate(method, trials_of(job, views, stop), features=features, progress=progress)
     except Paused:
-        _log.warning("dear: the calibration was stopped; the run is complete without it")
+        _log.warning("notice: the calibration was stopped; the run is complete without it")
         return
     if calibration is None:
         _log.warning(
-            "dear: %s: too few images for a calibration, so probabilities keep CLIP's temperature and images "
-            "of no class cannot be rejected; it needs 10 images of classes that have two or more",
+            "notice: %s: too few images for a calibration, so probabilities keep CLIP's temperature and "
+            "images of no class cannot be rejected; it needs 10 images of classes that have two or more",
             job.images.name,
         )
         return
@@ -146,4 +146,4 @@ def _calibrate(
             add_metrics(trained.path, labels=labels)
     sentence = label_sentence(labels)
     if sentence:
-        _log.warning("dear: %s", sentence)
+        _log.warning("notice: %s", sentence)

@@ -114,8 +114,8 @@ class RecordedStep(EagerStep):
             self._recordable = False
             torch.cuda.synchronize()
             _log.warning(
-                "dear: a step of %s cannot be recorded, so training is slower (%s); `dynamic = True` in its "
-                "class avoids the attempt",
+                "notice: a step of %s cannot be recorded, so training is slower (%s); `dynamic = True` in "
+                "its class avoids the attempt",
                 self.parts.method.title,
                 reason_of(error),
             )

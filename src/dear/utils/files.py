@@ -32,6 +32,7 @@ except ImportError:  # Windows: temporary files of killed processes stay there
 
 MAX_TEXT_BYTES = 256 * 1024 * 1024
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' limit
+_REMEDY = "copy or download it again"
 # Types of weights; all others are packed or scaled, and PyTorch cannot test them for NaN.
 _DTYPES = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -217,7 +218,7 @@ def read_safetensors(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except Exception as error:  # untrusted bytes: shapes and types may fail in any way
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DearError(f"{path}: is not a complete {what} ({reason})") from error
+        raise DearError(f"{path}: is not a complete {what} ({reason}); {_REMEDY}") from error
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -237,7 +238,7 @@ def _check_header(path: Path, what: str) -> None:
     except OSError as error:
         raise DearError(f"{path}: cannot be read as a {what} ({error})") from error
     if len(header) != length or not header.startswith(b"{"):
-        raise DearError(f"{path}: is not a complete {what} (its header is truncated or too long)")
+        raise DearError(f"{path}: is not a complete {what} (its header is truncated or too long); {_REMEDY}")
     parse_json(header.decode("utf-8", "replace"), f"{path}: its header", what)
 
 

@@ -1,4 +1,4 @@
-"""Notes to the user, written to the logger "dear", each sentence once."""
+"""Notices to the user, written to the logger "dear", each sentence once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _log = logging.getLogger("dear")
 @lru_cache(maxsize=1024)
 def note(sentence: str) -> None:
     """Log a note (level INFO), which the command line shows and a Python program does not."""
-    _log.info("note: %s", sentence)
+    _log.info("notice: %s", sentence)
 
 
 @lru_cache(maxsize=1024)
 def warn(sentence: str) -> None:
     """Log a warning about something that is probably unintended; on standard error unless turned off."""
-    _log.warning("dear: %s", sentence)
+    _log.warning("notice: %s", sentence)

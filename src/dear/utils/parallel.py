@@ -93,7 +93,7 @@ def in_batches(work: Callable[[range], Result], count: int, batch: int) -> Itera
                 ) from error
             batch = len(rows) // 2
             logging.getLogger("dear").warning(
-                "dear: out of memory with %d images per batch; continuing with %d", len(rows), batch
+                "notice: out of memory with %d images per batch; continuing with %d", len(rows), batch
             )
         else:
             yield rows, result

@@ -167,7 +167,7 @@ def _without_copies(images: ImageSet) -> ImageSet:
     places = duplicates.distinct(label_set_numbers(images))
     if len(places) == len(images):
         return images
-    note(f"{images.name}: {duplicates.sentence()}; of copies with the same label one is audited")
+    note(f"{images.name}: {duplicates.sentence(images.key)}; of copies with the same label one is audited")
     return images.subset(places)
 
 

@@ -244,7 +244,7 @@ def _notes(job: Job, folds: int, tried: Sequence[Candidate]) -> list[str]:
     images = job.images
     counts = torch.bincount(images.labels, minlength=len(images.classes))
     notes = [f"{len(images)} images of {len(images.classes)} classes, cross-validation with {folds} folds"]
-    notes += [] if job.duplicates is None else duplicate_notices(job.duplicates)
+    notes += [] if job.duplicates is None else duplicate_notices(job.duplicates, images)
     single = [name for name, count in zip(images.classes, counts.tolist(), strict=True) if count == 1]
     if single:
         notes.append(

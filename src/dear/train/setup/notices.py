@@ -42,9 +42,9 @@ def image_notices(images: ImageSet, balance: bool) -> list[str]:
     return notices
 
 
-def duplicate_notices(duplicates: Duplicates) -> list[str]:
+def duplicate_notices(duplicates: Duplicates, images: ImageSet) -> list[str]:
     """A sentence where training images are copies of others, or where there are too many to search all."""
-    sentence = duplicates.sentence()
+    sentence = duplicates.sentence(images.key)
     notices = [f"{sentence}; an image and its copies are held out together"] if sentence else []
     if not duplicates.searched:
         notices.append(

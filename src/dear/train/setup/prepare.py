@@ -188,7 +188,7 @@ def prepare(
     ):
         duplicates = find_duplicates(images)
     units = None if duplicates is None else duplicates.units
-    notices += [] if duplicates is None else duplicate_notices(duplicates)
+    notices += [] if duplicates is None else duplicate_notices(duplicates, images)
     source = spec.roles if roles is None else roles
     role_map = None
     if kind.uses_roles or spec.focus is not None:
