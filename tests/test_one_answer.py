@@ -33,7 +33,7 @@ from dear.data.shots import few_shot
 from dear.images.names import find_images
 from dear.images.views import square
 from dear.methods import build_method, list_methods
-from dear.runs.folder import load_run, write_answers
+from dear.runs.folder import load_run, write_calibration
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.run import train
@@ -152,7 +152,7 @@ def run(request, tmp_path_factory, few, backbones, photos) -> tuple[Path, Photos
         trained = train(model, few, Recipe.of(model, epochs=1, batch=8), folder)
         trained.reference = Reference.of(trained.features(few), few.labels)
         trained.calibration = refusing_half(trained, photos.files)
-        write_answers(folder, trained.calibration, trained.reference)
+        write_calibration(folder, trained.calibration, trained.reference)
         _made[request.param] = folder, replace(photos, clip=clip)
     return _made[request.param]
 

@@ -19,7 +19,7 @@ from dear.calibration.calibration import (
     threshold,
 )
 from dear.calibration.temperature import auroc
-from dear.runs.evaluate import calibration_error
+from dear.runs.evaluation import calibration_error
 from dear.train.calibrate import fit_calibration
 
 

@@ -30,7 +30,7 @@ import dear
 from dear.calibration.temperature import cautious_temperature, fit_temperature, temperature_error
 from dear.data.images import ImageSet
 from dear.data.shots import few_shot
-from dear.runs.evaluate import calibration_error
+from dear.runs.evaluation import calibration_error
 from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.tasks.speed import add_rows

@@ -25,7 +25,7 @@ from dear.calibration.temperature import (
     temperature_error,
 )
 from dear.errors import UsageError
-from dear.runs.evaluate import calibration_error, share_interval
+from dear.runs.evaluation import calibration_error, share_interval
 from dear.train.calibrate import TOWER_CAUTION, TWO_THIRDS_BIAS, fit_calibration, with_nearness
 from dear.train.crossval import HeldOut, HeldOutClasses
 

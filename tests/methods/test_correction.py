@@ -58,7 +58,7 @@ def test_what_is_removed_cannot_be_used(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["linear-probe", "zeroshot"])
 def test_before_is_the_backbone_without_the_correction(name: str) -> None:
-    before = Model(build(name, corrected(((5, 1),)))).frozen()
+    before = Model(build(name, corrected(((5, 1),)))).zero_shot()
     assert before.clip.correction is None
     plain = Model(build("zeroshot", tiny_clip(dtype=torch.float32)))
     torch.testing.assert_close(before.forward(pixels()), plain.forward(pixels()))

@@ -134,7 +134,7 @@ class TestEveryMethod:
         assert (method.learned_parameters > 0) == (name != "zeroshot")
         untouched = ZeroShot(tiny_clip(dtype=torch.float32), NAMES).logits(pixels())
         assert torch.equal(ZeroShot(clip, NAMES).logits(pixels()), untouched)
-        torch.testing.assert_close(Model(method).frozen().forward(pixels())["default"], untouched)
+        torch.testing.assert_close(Model(method).zero_shot().forward(pixels())["default"], untouched)
 
     def test_saved_and_loaded_gives_the_same_logits(self, name: str) -> None:
         method = trained(name).method

@@ -20,8 +20,8 @@ from dear.data.images import main_labels
 from dear.errors import DataError, DearError, InputError, UsageError
 from dear.methods.logistic import fit_logistic
 from dear.methods.tensors import unit
-from dear.runs.evaluate_several_labels import SeveralLabelsEvaluation, average_precision
 from dear.runs.model import Model
+from dear.runs.several_labels import SeveralLabelsEvaluation, average_precision
 from dear.tasks.audit.held_out import HeldOutScores, without
 from dear.tasks.audit.page import audit_page
 from dear.tasks.check import check_labels
@@ -117,7 +117,7 @@ def test_learned_sets(method: str, training: dear.ImageSet, testing: dear.ImageS
     """Class names are exchanged, so that texts mislead and everything right was learned."""
     learn, test = (replace(some, classes=some.classes[7:] + some.classes[:7]) for some in (training, testing))
     model = dear.adapt(learn, method=method, check=False)
-    frozen, learned = model.frozen().evaluate(test), model.evaluate(test)
+    frozen, learned = model.zero_shot().evaluate(test), model.evaluate(test)
     assert isinstance(frozen, SeveralLabelsEvaluation)
     assert isinstance(learned, SeveralLabelsEvaluation)
     assert "micro_f1" not in frozen.report()  # ranks only

@@ -19,7 +19,7 @@ from huggingface_hub import constants
 import dear
 from dear.clip.checkpoint import save_hf
 from dear.errors import RunError, UsageError
-from dear.runs.evaluate import share_interval
+from dear.runs.evaluation import share_interval
 from dear.runs.folder import FILES, load_run
 from dear.tasks.adapt import adapt
 from dear.tasks.share.task import bundle, local_run, pull, push

@@ -23,7 +23,7 @@ from dear.errors import DearError, RoleError, RunError
 from dear.heads.known_roles import known_roles, read_roles
 from dear.heads.roles import RoleMap
 from dear.heads.rules import derive_roles
-from dear.runs.evaluate import Evaluation
+from dear.runs.evaluation import Evaluation
 from dear.runs.model import Model
 from dear.runs.spec import roles_digest
 from dear.train.fit import fit

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.exceptions import NotFittedError
 
-from dear.classifier.restored import parameters_of
+from dear.classifier.parameters import parameters_of
 from dear.classifier.training_set import Labels, split_unlabeled, training_set
 from dear.clip.factory import list_backbones, load, pick_device
 from dear.clip.model import Clip
@@ -36,6 +36,7 @@ from dear.methods.tensors import unit
 from dear.runs.answer import NONE_OF_THESE, share_of_rejected
 from dear.runs.folder import read_config
 from dear.runs.model import Model
+from dear.runs.predictions import Predictions
 from dear.runs.recipe import parse_recipe, recipe_texts
 from dear.tasks.adapt import adapt
 from dear.tasks.explain.explanation import Explanations
@@ -210,7 +211,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         self.run_: Model = adapt(
             images,
             method=self.method,
-            backbone=_backbone(self.backbone, pick_device(self.device)),
+            backbone=_load_backbone(self.backbone, pick_device(self.device)),
             roles=self.roles,
             unreadable=self.unreadable,
             shots=self.shots,
@@ -240,10 +241,13 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         self._check_fitted()
         images = self._images(X)
         probabilities = self.run_.probabilities(images, self.mode, unreadable="skip")
-        bad = probabilities.isnan().any(dim=1).nonzero()[:, 0].tolist()
-        if bad:
-            first = images.key(bad[0]) if isinstance(images, ImageSet) else name_of(images[bad[0]])
-            warnings.warn(f"{len(bad)} of {len(probabilities)} images cannot be read: {first}", stacklevel=2)
+        unreadable = probabilities.isnan().any(dim=1).nonzero()[:, 0].tolist()
+        if unreadable:
+            row = unreadable[0]
+            first = images.key(row) if isinstance(images, ImageSet) else name_of(images[row])
+            warnings.warn(
+                f"{len(unreadable)} of {len(probabilities)} images cannot be read: {first}", stacklevel=2
+            )
         proba: NDArray[np.float32] = probabilities.numpy()
         return proba
 
@@ -270,15 +274,18 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         """
         self._check_fitted()
         reject = share_of_rejected(self.reject if reject is None else reject)
-        numbers = np.issubdtype(self.classes_.dtype, np.number) and classes is None
-        nothing: Any = -1 if numbers else NONE_OF_THESE
-        label = dict(zip(self.method_.classes, self.classes_.tolist(), strict=True))
+        numeric = np.issubdtype(self.classes_.dtype, np.number) and classes is None
+        rejected: Any = -1 if numeric else NONE_OF_THESE
+        label_of = dict(zip(self.method_.classes, self.classes_.tolist(), strict=True))
         names: tuple[str, ...] | None = None
         if classes is not None:
             names = self.run_.parse_classes(classes)
-            label = {name: name for name in names}
-        if reject is not None and nothing in label.values():
-            raise UsageError(f"rename the class {nothing!r}: it is the answer for images of no class")
+            label_of = {name: name for name in names}
+        if reject is not None and rejected in label_of.values():
+            raise UsageError(
+                f"with reject no class may be called {rejected!r}, the answer for images of no class; "
+                "rename it"
+            )
         if self.method_.several:
             if classes is not None:
                 raise UsageError("classes must be None for a classifier with several labels per image")
@@ -288,18 +295,22 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         answers = self.run_.answers(
             self._images(X), top=1, mode=self.mode, classes=names, reject=reject, unreadable="skip"
         )
-        bad = [answer.error for answer in answers if answer.error is not None]
-        if bad and len(bad) == len(answers):
-            raise InputError(bad[0] if len(bad) == 1 else f"none of {len(bad)} images can be read: {bad[0]}")
-        if bad:
-            warnings.warn(f"{len(bad)} of {len(answers)} images cannot be read: {bad[0]}", stacklevel=2)
+        predictions = Predictions(tuple(answers))
+        predictions.require_readable()
+        errors = predictions.errors
+        if errors:
+            warnings.warn(f"{len(errors)} of {len(answers)} images cannot be read: {errors[0]}", stacklevel=2)
         labels = [
-            None if answer.error is not None else nothing if answer.rejected else label[answer.classes[0][0]]
+            None
+            if answer.error is not None
+            else rejected
+            if answer.rejected
+            else label_of[answer.classes[0][0]]
             for answer in answers
         ]
-        if bad:
+        if errors:
             return np.array(labels, dtype=object)
-        return np.array(labels, dtype=_kind(labels, np.array(list(label.values()))))
+        return np.array(labels, dtype=_label_dtype(labels, np.array(list(label_of.values()))))
 
     def transform(self, X: Any) -> NDArray[np.float32]:
         """Frozen features of the backbone, [n, E], each of unit length; X as in `predict`.
@@ -434,7 +445,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
         with tempfile.TemporaryDirectory() as folder:
             for name, data in files.items():
                 (Path(folder) / Path(name).name).write_bytes(data)
-            clip = _backbone(backbone, pick_device(self.device))
+            clip = _load_backbone(backbone, pick_device(self.device))
             loaded = Classifier.load(folder, clip, self.device)
         self.method_, self.run_ = loaded.method_, loaded.run_
         self.run_.path = None
@@ -445,18 +456,18 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ign
 
 
 @lru_cache(maxsize=2)
-def _loaded(source: str | Path, device: str) -> Clip:
+def _load_cached(source: str | Path, device: str) -> Clip:
     """Load a backbone by name, once: a grid search fits many classifiers on it."""
     return load(source, device=device)
 
 
-def _backbone(source: PathLike | Clip, device: str) -> Clip:
+def _load_backbone(source: PathLike | Clip, device: str) -> Clip:
     if isinstance(source, Clip):
         return source
-    return _loaded(source if isinstance(source, str) else Path(source), device)
+    return _load_cached(source if isinstance(source, str) else Path(source), device)
 
 
-def _kind(labels: list[Any], classes: Labels) -> Any:
+def _label_dtype(labels: list[Any], classes: Labels) -> Any:
     """The type of an array of labels that also holds every class."""
     return np.result_type(classes.dtype, np.array(labels).dtype) if labels else classes.dtype
 

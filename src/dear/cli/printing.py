@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from dear.runs.evaluate import Evaluation
+    from dear.runs.evaluation import Evaluation
     from dear.runs.predictions import Predictions
 
 

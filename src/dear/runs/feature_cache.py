@@ -41,7 +41,7 @@ class FeatureCache:
         self.store = FeatureStore() if store is None else store
 
     def rows(self, namespace: bytes, images: ImageSet, indices: list[int], compute: Rows) -> Tensor:
-        """Rows [b, ...] in float32 on the CPU; `what` identifies the computation and its weights."""
+        """Rows [b, ...] in float32 on the CPU; `namespace` identifies the computation and its weights."""
         keys = _keys(images, indices, namespace)
         stored = self.store.get(keys.values())
         missing = [index for index in indices if keys.get(index) not in stored]
@@ -51,7 +51,7 @@ class FeatureCache:
             rows = compute(missing).float().cpu()
             shape = tuple(rows.shape[1:])
             computed = dict(zip(missing, rows, strict=True))
-            self._keep(images, computed, keys)
+            self._store(images, computed, keys)
         result = []
         for index in indices:
             row = computed[index] if index in computed else _unpack(stored[keys[index]])
@@ -60,7 +60,7 @@ class FeatureCache:
             result.append(row)
         return torch.stack(result)
 
-    def _keep(self, images: ImageSet, rows: Mapping[int, Tensor], keys: Mapping[int, bytes]) -> None:
+    def _store(self, images: ImageSet, rows: Mapping[int, Tensor], keys: Mapping[int, bytes]) -> None:
         """Store rows of images, by their places, that have a key."""
         skipped = getattr(images, "problems", {})  # images that could not be read have no true row
         self.store.put(
@@ -118,7 +118,7 @@ class FeatureCache:
         indices = list(range(len(images)))
         keys = _keys(images, indices, _terms_digest(clip, [sorted(set(heads))]))
         rows = torch.stack([features, terms], dim=1)  # [n, 2, E]
-        self._keep(images, dict(zip(indices, rows, strict=True)), keys)
+        self._store(images, dict(zip(indices, rows, strict=True)), keys)
 
     def frozen(
         self, clip: Clip, images: ImageSet, focus: Sequence[Head], progress: Progress | None = None
@@ -157,20 +157,20 @@ def frozen_features(clip: Clip, images: Images, progress: Progress | None = None
     return torch.cat([torch.empty(0, clip.config.embed_dim), *parts])
 
 
-def learned_digest(kind: str, method: Method, *words: str) -> bytes:
-    """Digest of all that determines a method's logits: weights, options, roles, learned tensors, `words`."""
+def learned_digest(kind: str, method: Method, *texts: str) -> bytes:
+    """Digest of all that determines a method's logits: weights, options, roles, learned tensors, `texts`."""
     options = repr(sorted(asdict(method.config).items()))
-    texts = [method.name, options, *method.trained_classes, "", *words]
+    names = [method.name, options, *method.trained_classes, "", *texts]
     roles = None
     if method.roles is not None:
         roles = [(key, role.kind, role.concept) for key, role in method.roles], method.roles.core
     ids = method.prompts.token_ids
     learned = digest.of_tensors(method.state_dict())
     prompts = method.prompts
-    several = (
+    class_texts = (
         [prompts.texts.of(name, method.template) for name in method.classes] if prompts.several_texts else []
     )
-    described = repr((texts, roles, None if ids is None else ids.tolist(), several))
+    described = repr((names, roles, None if ids is None else ids.tolist(), class_texts))
     return digest.of_parts(_digest(kind, method.clip), described, learned)
 
 

@@ -80,7 +80,7 @@ def open_folder(folder: Path, spec: Spec, resume: bool) -> str:
     """The state of the folder: "new", "resumable" or "finished"."""
     if not (folder / "config.json").exists():
         return "new"
-    _refuse_used(folder, resume)
+    _require_unused(folder, resume)
     differing = read_config(folder).differences(spec)
     if differing:
         raise RunError(
@@ -98,14 +98,14 @@ def check_folder(path: str | os.PathLike[str], resume: bool) -> None:
     is_new = not folder.exists()
     try:
         with locked(folder):
-            _refuse_used(folder, resume)
+            _require_unused(folder, resume)
     finally:
         if is_new:
             with suppress(OSError):  # removes only an empty folder
                 folder.rmdir()
 
 
-def _refuse_used(folder: Path, resume: bool) -> None:
+def _require_unused(folder: Path, resume: bool) -> None:
     """Raise a RunError for a folder that contains a run, unless it is resumed, or files of something else."""
     if not (folder / "config.json").exists():
         names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
@@ -230,22 +230,19 @@ def write_learned(folder: Path, method: Method, metrics: Mapping[str, Any], line
     """Write what a training learned: log, learned tensors, and metrics."""
     write_log(folder, lines)
     # One key: safetensors writes several in an order that changes from run to run.
-    words = {"dear": f"{method.name} on {method.clip.fingerprint}"}
-    write_safetensors(folder / "adapter.safetensors", method.adapter_state(), words)
+    metadata = {"dear": f"{method.name} on {method.clip.fingerprint}"}
+    write_safetensors(folder / "adapter.safetensors", method.adapter_state(), metadata)
     write_json(folder / "metrics.json", plain(metrics))
 
 
-def write_calibration(folder: Path, calibration: Calibration | None) -> None:
-    """Write the calibration to a run folder; None removes an older one."""
+def write_calibration(
+    folder: Path, calibration: Calibration | None, reference: Reference | None = None
+) -> None:
+    """Write the calibration and the features that belong to it; None removes an older file."""
     if calibration is None:
         (folder / CALIBRATION).unlink(missing_ok=True)
     else:
         write_json(folder / CALIBRATION, msgspec.to_builtins(calibration))
-
-
-def write_answers(folder: Path, calibration: Calibration | None, reference: Reference | None) -> None:
-    """Write the calibration and the features that belong to it; None removes older ones."""
-    write_calibration(folder, calibration)
     if reference is None:
         (folder / REFERENCE).unlink(missing_ok=True)
     else:

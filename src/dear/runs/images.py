@@ -41,10 +41,10 @@ def training_images(run: PathLike | Spec) -> ImageSet:
         DataError: the dataset cannot be opened, or none of its images can be read.
     """
     spec = run if isinstance(run, Spec) else read_config(run)
-    return draw_training(run_images(run, spec.split), spec)
+    return draw_training_images(run_images(run, spec.split), spec)
 
 
-def draw_training(images: ImageSet, spec: Spec) -> ImageSet:
+def draw_training_images(images: ImageSet, spec: Spec) -> ImageSet:
     """The images of a set that a training with this Spec uses: its classes, its shots, readable ones."""
     if spec.classes and spec.classes != tuple(images.classes):
         images = images.select_classes(spec.classes)

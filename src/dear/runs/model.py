@@ -33,8 +33,8 @@ from dear.methods.frozen import Frozen
 from dear.methods.zeroshot import ZeroShot
 from dear.runs.answer import Answer, share_of_rejected
 from dear.runs.class_lists import combine_classes, resolve_classes, split_class_list
-from dear.runs.evaluate import Evaluation
-from dear.runs.evaluate_model import evaluate
+from dear.runs.evaluate import evaluate
+from dear.runs.evaluation import Evaluation
 from dear.runs.feature_cache import FeatureCache, frozen_features, learned_digest
 from dear.runs.folder import (
     load_run,
@@ -43,7 +43,7 @@ from dear.runs.folder import (
     read_config,
     read_log,
     read_metrics,
-    write_answers,
+    write_calibration,
     write_learned,
     write_spec,
 )
@@ -291,7 +291,7 @@ class Model:
         """The model with a correction of its image feature; nothing is trained again."""
         return self.with_method(self.method.bind(self.clip.with_correction(correction)))
 
-    def frozen(self) -> Model:
+    def zero_shot(self) -> Model:
         """The plain backbone on the same classes: zero-shot, uncalibrated, without corrections."""
         ids = self.method.prompts.token_ids
         return Model(
@@ -583,7 +583,7 @@ class Model:
     def write(self, folder: Path) -> None:
         """Write everything learned into a run folder that has its `config.json` and is locked."""
         write_learned(folder, self.method, self.metrics, self.lines)
-        write_answers(folder, self.calibration, self.reference)
+        write_calibration(folder, self.calibration, self.reference)
 
     @cached_property
     def metrics(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Recipe(Options):
     lr: Positive = 1e-3
     weight_decay: NotNegative = 5e-4
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    momentum: NotNegative = 0.9  #: of sgd
+    momentum: Share = 0.9  #: of sgd
     warmup_epochs: Count = 1
     warmup_lr: NotNegative = 1e-5
     cosine_by: Literal["step", "epoch"] = "step"

@@ -244,11 +244,11 @@ class Spec(Strict, frozen=True):
         differing = []
         fields, other_fields = self._decisive_fields(), other._decisive_fields()
         for name, words in (_DECISIVE | _DECISIVE_IF_SET).items():
-            mine, theirs = fields.get(name), other_fields.get(name)
-            if isinstance(mine, dict) and isinstance(theirs, dict) and mine != theirs:
-                names = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
+            value, other_value = fields.get(name), other_fields.get(name)
+            if isinstance(value, dict) and isinstance(other_value, dict) and value != other_value:
+                names = [key for key in {**value, **other_value} if value.get(key) != other_value.get(key)]
                 differing.append(f"{words} ({', '.join(names)})")
-            elif mine != theirs:
+            elif value != other_value:
                 differing.append(words)
         return differing
 

@@ -130,7 +130,7 @@ def classify(
     near = model.calibrator.nearness(features) if nearness else None
     answers = {mode: ranking.answers(logits[mode], near) for mode, ranking in rankings.items()}
     if state.trained and not several:
-        frozen = model.frozen()
+        frozen = model.zero_shot()
         before = _frozen_logits(frozen, model, [image for _, image in images], features)
         answers[BEFORE] = Ranking(frozen, top).answers(before)
     usual = answers[model.pick_mode(None)]

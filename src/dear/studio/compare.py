@@ -10,7 +10,7 @@ from dear.data.images import ImageSet, even_subset, require_one_label
 from dear.errors import DataError, UsageError
 from dear.methods.zeroshot import ZeroShot
 from dear.report.page import Table, percent, render
-from dear.runs.evaluate import Evaluation
+from dear.runs.evaluation import Evaluation
 from dear.runs.model import Model
 from dear.studio.state import StudioState, check_folder
 from dear.tasks.run_report.facts import Compared

@@ -21,9 +21,9 @@ from dear.heads.discover import discover_roles
 from dear.heads.roles import RoleMap
 from dear.methods import find_method
 from dear.report.page import Thumbnail, render, thumbnail
-from dear.runs.evaluate_several_labels import SeveralLabelsEvaluation
 from dear.runs.folder import FILES
 from dear.runs.model import Model
+from dear.runs.several_labels import SeveralLabelsEvaluation
 from dear.runs.spec import Spec
 from dear.studio.state import StudioState, check_folder
 from dear.tasks.check import check_labels

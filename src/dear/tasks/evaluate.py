@@ -24,11 +24,11 @@ from dear.heads.roles import RoleMap
 from dear.methods import build_method
 from dear.methods.texts import ClassTexts
 from dear.runs.class_lists import ADD, combine_classes, split_class_list
-from dear.runs.evaluate import Evaluation, Rejection, share_interval
-from dear.runs.evaluate_several_labels import SeveralLabelsEvaluation
+from dear.runs.evaluation import Evaluation, Rejection, share_interval
 from dear.runs.folder import add_metrics
 from dear.runs.model import Model, Run
 from dear.runs.predictions import Predictions
+from dear.runs.several_labels import SeveralLabelsEvaluation
 from dear.shortcuts.without import Without, remove_concepts
 from dear.tasks.load import load_backbone, load_model
 from dear.tasks.predict import predict
@@ -271,7 +271,7 @@ def held_out_accuracy(run: Run, images: ImageSet, progress: Progress | None = No
     model = Model.of(run)
     before, after = (
         one.evaluate(some, unreadable="skip", cached=True, progress=progress)
-        for one in (model.frozen(), model)
+        for one in (model.zero_shot(), model)
     )
     counts = len(before.labels), len(images)
     if isinstance(before, SeveralLabelsEvaluation) and isinstance(after, SeveralLabelsEvaluation):

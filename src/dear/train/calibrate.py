@@ -18,7 +18,7 @@ from dear.data.duplicates import Duplicates, find_duplicates
 from dear.data.folds import IntArray, equal_rows
 from dear.data.images import targets_of
 from dear.methods.base import Method
-from dear.runs.evaluate import calibration_error
+from dear.runs.evaluation import calibration_error
 from dear.train.crossval import (
     HeldOut,
     HeldOutClasses,

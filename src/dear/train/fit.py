@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from dear.calibration.reference import Reference
-from dear.runs.folder import add_metrics, locked, write_answers
+from dear.runs.folder import add_metrics, locked, write_calibration
 from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.train.calibrate import calibrate
@@ -136,13 +136,13 @@ def _calibrate(
     if method.several:  # wrong labels are searched only with one label per image
         if trained.path is not None:
             with locked(trained.path):
-                write_answers(trained.path, trained.calibration, trained.reference)
+                write_calibration(trained.path, trained.calibration, trained.reference)
         return
     labels = label_summary(job.images, features, units)
     trained.metrics["labels"] = labels
     if trained.path is not None:
         with locked(trained.path):
-            write_answers(trained.path, trained.calibration, trained.reference)
+            write_calibration(trained.path, trained.calibration, trained.reference)
             add_metrics(trained.path, labels=labels)
     sentence = label_sentence(labels)
     if sentence:

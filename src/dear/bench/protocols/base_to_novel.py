@@ -13,7 +13,7 @@ from dear.bench.session import Session
 from dear.bench.tables import Entry, Line, Sheet, SheetRow, average, group_lines
 from dear.data.shots import halves
 from dear.errors import DataError
-from dear.runs.evaluate import Evaluation
+from dear.runs.evaluation import Evaluation
 
 HM_SEEDS, HM_MEANS = "HM (each seed, averaged)", "HM of means"
 JOINT = {"joint": "Joint", "joint_base": "Joint, base", "joint_novel": "Joint, novel", "joint_hm": "Joint HM"}

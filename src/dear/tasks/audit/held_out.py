@@ -11,7 +11,7 @@ from torch import Tensor
 from dear.data.images import ImageSet, even_subset, group_names
 from dear.heads.collect import HeadContributions, collect_contributions
 from dear.methods.frozen import Frozen
-from dear.runs.evaluate import Evaluation
+from dear.runs.evaluation import Evaluation
 from dear.runs.model import Model
 from dear.shortcuts.removal import Removal
 from dear.tasks.audit.reliance import Reliance, reliance

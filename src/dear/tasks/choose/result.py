@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from scipy.stats import binomtest
 from torch import Tensor
 
-from dear.runs.evaluate import share_interval
+from dear.runs.evaluation import share_interval
 from dear.runs.model import Model
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from dear.data import halves, open_data
 from dear.data.images import ImageSet, group_names
 from dear.heads.roles import RoleMap
 from dear.report.page import Thumbnail, thumbnail
-from dear.runs.evaluate import Evaluation
+from dear.runs.evaluation import Evaluation
 from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.shortcuts.without import Without

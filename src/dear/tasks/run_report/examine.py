@@ -89,7 +89,7 @@ class _TotalProgress:
 def _compare(model: Model, images: ImageSet, mode: str, progress: Progress) -> Compared:
     fitting, _ = model.for_labels(images)
     adapted = fitting.evaluate(images, progress=progress)
-    return Compared(images, adapted, fitting.frozen().evaluate(images, progress=progress), mode)
+    return Compared(images, adapted, fitting.zero_shot().evaluate(images, progress=progress), mode)
 
 
 def _new_classes(

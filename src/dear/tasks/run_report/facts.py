@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from dear.data.images import ImageSet
-    from dear.runs.evaluate import Evaluation
+    from dear.runs.evaluation import Evaluation
 
 
 @dataclass(frozen=True)

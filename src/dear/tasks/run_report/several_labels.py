@@ -14,8 +14,8 @@ from dear.errors import DataError
 from dear.methods.zeroshot import ZeroShot
 from dear.report import figures
 from dear.report.page import MODE_TERMS, Table, Thumbnail, framed, percent, render, thumbnail
-from dear.runs.evaluate_several_labels import SeveralLabelsEvaluation
 from dear.runs.model import Model
+from dear.runs.several_labels import SeveralLabelsEvaluation
 from dear.utils.files import PathLike, write_atomic
 from dear.utils.progress import Progress
 
@@ -160,7 +160,7 @@ def _evaluate(
     model: Model, images: ImageSet, progress: Progress | None
 ) -> tuple[SeveralLabelsEvaluation, SeveralLabelsEvaluation]:
     adapted = model.evaluate(images, progress=progress)
-    frozen = model.frozen().evaluate(images, progress=progress)
+    frozen = model.zero_shot().evaluate(images, progress=progress)
     assert isinstance(adapted, SeveralLabelsEvaluation)
     assert isinstance(frozen, SeveralLabelsEvaluation)
     return adapted, frozen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dear.runs.evaluate import share_interval
+from dear.runs.evaluation import share_interval
 from dear.runs.spec import Spec
 
 MOST_CLASSES = 50  #: named on the card

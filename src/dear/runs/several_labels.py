@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dear.runs.evaluate import Evaluation, calibration_error
+from dear.runs.evaluation import Evaluation, calibration_error
 
 if TYPE_CHECKING:
     import pandas as pd
