@@ -105,8 +105,8 @@ class Method(nn.Module):
     former_options: ClassVar[Mapping[str, Any]] = {}
     #: whether `Config` has the option `focus`: (layer, head) pairs whose terms are read as `frozen.focus`
     can_focus: ClassVar[bool] = False
-    #: options that replace the defaults where a method that reads features is trained without augmentation
-    own_view_options: ClassVar[Mapping[str, Any]] = {}
+    #: defaults of options where training images are not augmented, as for methods that read features
+    options_without_augmentation: ClassVar[Mapping[str, Any]] = {}
     several_labels: ClassVar[bool] = False  #: whether it can learn several labels per image
     mergeable: ClassVar[bool] = False  #: derived: whether it overrides `merge`
 

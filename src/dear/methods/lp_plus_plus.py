@@ -83,7 +83,7 @@ class LPPlusPlus(Method):
     about = "a linear classifier blended with the prompts; seconds, trained classes only"
     quick = True
     Config, can_focus, several_labels = LPPlusPlusConfig, True, True
-    own_view_options = {"views": 0}
+    options_without_augmentation = {"views": 0}
     config: LPPlusPlusConfig
     weight: Tensor
     bias: Tensor

@@ -41,7 +41,7 @@ class ProKeR(Method):
     about = "compares with stored training images by kernel regression; seconds, trained classes only"
     quick = True
     Config, can_focus, several_labels = ProKeRConfig, True, True
-    own_view_options = {"views": 0}
+    options_without_augmentation = {"views": 0}
     config: ProKeRConfig
     keys: Tensor
     coefficients: Tensor

@@ -56,7 +56,7 @@ class TipAdapter(Method):
     quick, holds_out = True, True
     open_classes = False  # the cached labels number the classes
     Config, can_focus, several_labels = TipAdapterConfig, True, True
-    own_view_options = {"views": 0}
+    options_without_augmentation = {"views": 0}
     config: TipAdapterConfig
     keys: Tensor
     labels: Tensor

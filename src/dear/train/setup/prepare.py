@@ -262,8 +262,8 @@ def _with_several_labels(spec: Spec, more: bool) -> Spec:
 def explicit_options(spec: Spec) -> dict[str, Any]:
     """Options of the method that differ from its defaults: those of the Spec and of its preset."""
     kind = find_method(spec.method)
-    without_views = {} if explicit_recipe(spec).get("augment") else kind.own_view_options
-    return {**without_views, **kind.preset(spec.preset).options, **spec.options}
+    defaults = {} if explicit_recipe(spec).get("augment") else kind.options_without_augmentation
+    return {**defaults, **kind.preset(spec.preset).options, **spec.options}
 
 
 def explicit_recipe(spec: Spec) -> dict[str, Any]:
