@@ -231,12 +231,17 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
                 "Tuning are missing on Caltech101: the device time ended.", recipes=True,
             ),
             Table(
-                "Few images per class", f"{RESEARCH}/few_images.csv", "dear adapt --shots N",
+                "Few images per class", f"{RESEARCH}/few_images.csv",
+                "python research/accuracy/first_hour.py --few --backbone SMALL --data DATA/oxford_pets/index.csv",
                 ("dataset", "draw", "method"), ("accuracy", "seconds"),
+                note="Fractions of 1; ten classes. `3 per class`: three images each, draws of three seeds; `unbalanced`: two classes with 16 "
+                "images, four with 2, four with 1. DeAR's recipe is that of 2026-11-16.",
             ),
             Table(
-                "Cross-dataset", f"{RESEARCH}/small_cross_dataset.csv", "dear bench cross-dataset --backbone SMALL",
-                ("method", "mode"), ("accuracy",), "dataset",
+                "Cross-dataset", f"{RESEARCH}/small_cross_dataset.csv",
+                "dear bench cross-dataset --backbone SMALL --methods dear@paper,coop,maple,mmrl,promptsrc,zeroshot "
+                "--datasets DATA/caltech101/index.csv --targets TABLES",
+                ("method", "mode"), ("accuracy",), "dataset", note="Trained on Caltech101 with 16 images per class. `dear` is `dear@paper`.",
             ),
             Table(
                 "Recipe `strong` and its variants", f"{RESEARCH}/strong_table.csv", SEARCH,
@@ -247,8 +252,9 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
                 ("round", "variant"), ("base", "novel", "hm", "joint"), note=SEARCHED,
             ),
             Table(
-                "Ablations on mini", f"{RESEARCH}/mini_ablations.csv", "dear ablate",
-                ("method", "changed", "roles", "mode"), ("base", "novel", "hm"),
+                "Ablations on mini", f"{RESEARCH}/mini_ablations.csv",
+                "dear ablate masks,losses,inference,threshold,concepts,shuffle,beta,first-layer,isolation",
+                ("method", "changed", "roles", "mode"), ("base", "novel", "hm"), note="Every row changes `dear@paper`.",
             ),
             Table(
                 "Training on a CPU: new views or a few fixed ones", f"{RESEARCH}/cpu_training.csv",
@@ -310,12 +316,14 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
         "Head Purification and unseen domains",
         (
             Table(
-                "PACS, small CLIP", f"{RESEARCH}/small_pacs.csv", "dear bench leave-one-domain-out --backbone SMALL",
-                ("method", "changed", "mode"), ("target",), "held_out",
+                "PACS, small CLIP", f"{RESEARCH}/small_pacs.csv",
+                "dear bench leave-one-domain-out --backbone SMALL --methods purify@paper,zeroshot --datasets PACS --set purify.OPTION=VALUE",
+                ("method", "changed", "mode"), ("target",), "held_out", note="`purify` is `purify@paper`.",
             ),
             Table(
-                "world:domains, mini", f"{RESEARCH}/mini_domains.csv", "dear bench leave-one-domain-out",
-                ("method", "changed", "mode"), ("target",), "held_out",
+                "world:domains, mini", f"{RESEARCH}/mini_domains.csv",
+                "dear bench leave-one-domain-out --methods purify@paper,zeroshot --datasets world:domains --set purify.OPTION=VALUE",
+                ("method", "changed", "mode"), ("target",), "held_out", note="`purify` is `purify@paper`.",
             ),
             Table(
                 "Purification and its rivals, three seeds", f"{RESEARCH}/lodo_rivals.csv",
@@ -336,11 +344,13 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
                 "python research/domains/style_centroids.py", ("dataset", "way"), ("zero_shot", "probe", "removed"),
             ),
             Table(
-                "Recipe `strong` of purification", f"{RESEARCH}/lodo_strong.csv", "dear bench leave-one-domain-out",
+                "Recipe `strong` of purification", f"{RESEARCH}/lodo_strong.csv",
+                "dear bench leave-one-domain-out --methods purify,dear,mmrl,linear-probe,zeroshot --datasets world:domains",
                 ("dataset", "method", "changed"), ("target", "validation"), recipes=True,
             ),
             Table(
-                "Search for purification", f"{RESEARCH}/purify_search.csv", "dear bench leave-one-domain-out",
+                "Search for purification", f"{RESEARCH}/purify_search.csv",
+                "dear bench leave-one-domain-out --methods purify --datasets world:domains --set purify.OPTION=VALUE",
                 ("dataset", "stage", "changes"), ("target", "validation", "gate_sd"),
             ),
         ),
@@ -442,6 +452,8 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
             Table(
                 "Worst group on planted shortcuts, mini", f"{RESEARCH}/shortcuts.csv",
                 "python research/shortcuts/world.py repair", ("shortcut", "correlation", "method"), ("worst_group",), "way",
+                note="Fractions of 1. Correlation 1: every training image of a class shows its place, color, …; the test images show all. "
+                "`dear@strong` and `dear@quick` are the recipes of 2026-11-16; `dear@strong[center=1]` is the present `strong`.",
             ),
             Table(
                 "Audit of planted shortcuts", f"{RESEARCH}/shortcuts_audit.csv", "python research/shortcuts/world.py audit",
@@ -492,8 +504,10 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
                 ("task", "map", "images"), ("whole", "chosen"),
             ),
             Table(
-                "Focus with DeAR, base-to-novel on mini", f"{RESEARCH}/focus_dear.csv", "python research/heads/focus.py dear",
-                ("task", "focus", "map"), ("base", "novel", "hm", "joint"),
+                "Focus with DeAR, base-to-novel on mini", f"{RESEARCH}/focus_dear.csv",
+                "python research/heads/focus.py dear --shots 4 --seeds 1,2,3 --maps none,own --centers 1,0",
+                ("task", "focus", "center", "map"), ("base", "novel", "hm", "joint"),
+                note="Four images per class. `map`: none, the heads of the task's role, or as many by a shuffled map.",
             ),
             Table(
                 "Explanations of planted shortcuts", f"{RESEARCH}/explain_shortcuts.csv",
@@ -556,10 +570,11 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
                 "take turns in one run. Goals: `step_to_mmrl` at most 1, `rate_to_quick` at least 0.85.",
             ),
             Table(
-                "Whole trainings of `strong` and MMRL on a CPU", f"{RESEARCH}/strong_training.csv",
+                "Whole trainings of `strong`, `quick`, and MMRL on a CPU", f"{RESEARCH}/strong_training.csv",
                 "OMP_NUM_THREADS=1 python research/speed/strong_cost.py --backbone SMALL --epochs 10 --images 160",
-                ("backbone", "images", "classes", "epochs"), ("strong_cpu_s", "mmrl_cpu_s", "strong_to_mmrl"),
-                note="CPU seconds with the frozen part of all images, on busy cores. Goal: `strong_to_mmrl` at most 1; missed.",
+                ("backbone", "images", "classes", "epochs", "turns"), ("strong_cpu_s", "quick_cpu_s", "mmrl_cpu_s", "strong_to_mmrl"),
+                note="CPU seconds with the frozen part of all images, on busy cores; medians of the turns. Goal: `strong_to_mmrl` at "
+                "most 1.",
             ),
             Table(
                 "Step of the presets, ms", f"{BENCHMARKS}/preset_step.csv", "python benchmarks/step.py presets --device cuda",
@@ -666,7 +681,7 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
                 note="Longest waits in seconds of `/health/live` and of a one-image request of another key, while the "
                 "attack runs; `loop_cpu_s` is the processor time of the event loop. Other programs used the two cores (load "
                 "average 15 to 18); with priority -15 service, proxy, attackers and clients were in a session of their own, "
-                "which comes close to idle cores. S11 (uploads), S13 (metrics) and S14 (bundles) of the review make nobody wait.",
+                "which comes close to idle cores. Uploads, metrics, and bundles made nobody wait and have no rows.",
             ),
             Table(
                 "Soak with class lists, thirty minutes", f"{BENCHMARKS}/serve_soak_lists.csv",
@@ -768,7 +783,10 @@ def main() -> None:
     index = [
         "# Results",
         "",
-        "Tables of measurements, generated from the CSV files by `python scripts/results.py`.",
+        "Tables of measurements, generated from the CSV files by `python scripts/results.py`. Each names its command, its file, and where it",
+        "was measured; cells are means, `n` is the number of measurements behind one. Accuracies are fractions of 1 in files of `dear bench`, and",
+        "percent where a table says so. `SMALL` is the folder of a small CLIP and `DATA` that of the datasets",
+        "([backbones](../reproducing.md#backbones-of-the-figures)).",
         "",
     ]
     for name, (title, tables) in TABLES.items():

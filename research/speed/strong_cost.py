@@ -10,7 +10,8 @@ of the process, which other processes change little.
     OMP_NUM_THREADS=1 python research/speed/strong_cost.py --backbone SMALL --epochs 10 --images 160 \
         --csv research/results/strong_training.csv
 
-measures whole trainings instead, with decoding and the frozen part of all images; features are computed anew.
+measures whole trainings instead, also of `quick`, with the frozen part of all images; features of the
+evaluation views, which `strong` alone reads, are computed anew.
 """
 
 from __future__ import annotations
@@ -66,31 +67,32 @@ def training_step(
     return step
 
 
-def training_row(clip: Clip, classes: int, count: int, epochs: int) -> dict[str, object]:
-    """CPU seconds of whole trainings of `strong` and MMRL on random images, as `dear adapt` trains."""
-    seconds: dict[str, float] = {}
-    for name in ("dear", "mmrl"):
-        method = build(clip, name, None, classes)
-        images = noise(classes, count, 160, 160)
-        recipe = replace(recipe_for(Spec(method=name), method, images.labels), epochs=epochs)
-        began = time.process_time()
-        train(method, images, recipe)
-        seconds[name] = time.process_time() - began
-    row: dict[str, object] = {"images": count, "classes": classes, "epochs": epochs}
-    row |= {
-        f"{title}_cpu_s": round(seconds[name], 1) for title, name in (("strong", "dear"), ("mmrl", "mmrl"))
-    }
-    return row | {"strong_to_mmrl": round(seconds["dear"] / seconds["mmrl"], 2)}
+def train_once(clip: Clip, name: str, preset: str | None, classes: int, count: int, epochs: int) -> None:
+    """A whole training on random images, as `dear adapt` trains."""
+    method = build(clip, name, preset, classes)
+    images = noise(classes, count, 160, 160)
+    recipe = replace(recipe_for(Spec(method=name), method, images.labels), epochs=epochs)
+    train(method, images, recipe)
+
+
+def training_row(clip: Clip, classes: int, count: int, epochs: int, turns: int) -> dict[str, object]:
+    """CPU seconds of whole trainings of `strong`, `quick`, and MMRL, which take turns: medians."""
+    names = {"strong": ("dear", None), "quick": ("dear", "quick"), "mmrl": ("mmrl", None)}
+    works = {title: partial(train_once, clip, *name, classes, count, epochs) for title, name in names.items()}
+    seconds = medians(works, turns, warm_up=0, clock=time.process_time)
+    row: dict[str, object] = {"images": count, "classes": classes, "epochs": epochs, "turns": turns}
+    row |= {f"{title}_cpu_s": round(seconds[title], 1) for title in names}
+    return row | {"strong_to_mmrl": round(seconds["strong"] / seconds["mmrl"], 2)}
 
 
 def main() -> None:
     options = arguments(
         __doc__, backbone="mini", classes=10, batch=4, images=40, answers=16, precision="bfloat16", repeats=9,
-        epochs=(0, "of whole trainings; 0: steps and answers"), csv=Path,
+        epochs=(0, "of whole trainings; 0: steps and answers"), turns=(3, "of whole trainings"), csv=Path,
     )  # fmt: skip
     clip = dear.load(options.backbone, device="cpu")
     if options.epochs:
-        row = training_row(clip, options.classes, options.images, options.epochs)
+        row = training_row(clip, options.classes, options.images, options.epochs, options.turns)
         record(options.csv, [{"backbone": Path(options.backbone).name, **row}])
         return
     size = clip.config.vision.image_size
