@@ -113,16 +113,18 @@ def test_another_activation_would_have_been_seen(reference, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def odd():
+def odd_sized():
     vision, text, embed_dim, activation = SIZES["odd, QuickGELU"]
     act = {"hidden_act": activation}
     return published.random_model(vision | act, text | act, embed_dim, half=True)
 
 
-def test_the_fingerprint_is_the_same_in_every_layout_and_precision(odd, tmp_path):
-    sources = [writer(odd, tmp_path / name) for name, writer in _writers_in_own_folder(tmp_path).items()]
-    sources.append(published.write_huggingface(odd, tmp_path / "float32"))
-    sources.append(published.write_huggingface(odd, tmp_path / "float64", torch.float64))
+def test_the_fingerprint_is_the_same_in_every_layout_and_precision(odd_sized, tmp_path):
+    sources = [
+        writer(odd_sized, tmp_path / name) for name, writer in _writers_in_own_folder(tmp_path).items()
+    ]
+    sources.append(published.write_huggingface(odd_sized, tmp_path / "float32"))
+    sources.append(published.write_huggingface(odd_sized, tmp_path / "float64", torch.float64))
     loaded = [dear.load(source) for source in sources]
     assert len({clip.fingerprint for clip in loaded}) == 1
     openclip = loaded.pop(list(WRITERS).index("openclip"))  # is written with another mean and deviation
@@ -136,9 +138,9 @@ def _writers_in_own_folder(tmp_path):
     return WRITERS
 
 
-def test_the_fingerprint_knows_the_visual_weights_alone(odd, tmp_path):
-    first = dear.load(published.write_huggingface(odd, tmp_path / "a")).fingerprint
-    state = published.weights(odd)
+def test_the_fingerprint_knows_the_visual_weights_alone(odd_sized, tmp_path):
+    first = dear.load(published.write_huggingface(odd_sized, tmp_path / "a")).fingerprint
+    state = published.weights(odd_sized)
     cases = {
         "text_projection.weight": True,
         "logit_scale": True,
@@ -151,22 +153,22 @@ def test_the_fingerprint_knows_the_visual_weights_alone(odd, tmp_path):
         assert (dear.load(tmp_path / "a").fingerprint == first) is same, name
 
 
-def test_half_precision_keeps_the_identity_and_the_norms(odd, tmp_path):
-    pixels, ids, images, texts = features(odd)
-    folder = published.write_huggingface(odd, tmp_path)
-    whole, half = dear.load(folder), dear.load(folder, dtype=torch.bfloat16)
+def test_half_precision_keeps_the_identity_and_the_norms(odd_sized, tmp_path):
+    pixels, ids, images, texts = features(odd_sized)
+    folder = published.write_huggingface(odd_sized, tmp_path)
+    full, half = dear.load(folder), dear.load(folder, dtype=torch.bfloat16)
     assert half.dtype == torch.bfloat16
     assert half.visual.ln_post.weight.dtype == torch.float32
-    assert half.fingerprint == whole.fingerprint
-    assert half.identity == whole.identity
-    assert half.logit_scale == whole.logit_scale
+    assert half.fingerprint == full.fingerprint
+    assert half.identity == full.identity
+    assert half.logit_scale == full.logit_scale
     assert torch.nn.functional.cosine_similarity(half.encode_image(pixels).float(), images).min() > 0.99
     assert torch.nn.functional.cosine_similarity(half.encode_text(ids).float(), texts).min() > 0.99
 
 
-def test_pickled_and_sharded_weights_read_the_same(odd, tmp_path):
-    expected = dear.load(published.write_huggingface(odd, tmp_path / "plain")).state_dict()
-    state = {k: v.contiguous() for k, v in published.weights(odd).items()}
+def test_pickled_and_sharded_weights_read_the_same(odd_sized, tmp_path):
+    expected = dear.load(published.write_huggingface(odd_sized, tmp_path / "plain")).state_dict()
+    state = {k: v.contiguous() for k, v in published.weights(odd_sized).items()}
     state["text_model.embeddings.position_ids"] = torch.arange(19)[None]  # older releases store these
     state["vision_model.embeddings.position_ids"] = torch.arange(10)[None]
     config = (tmp_path / "plain" / "config.json").read_text()
@@ -181,38 +183,38 @@ def test_pickled_and_sharded_weights_read_the_same(odd, tmp_path):
         part = {name: state[name] for name in names if where[name] == file}
         safetensors.torch.save_file(part, sharded / file)
     (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    openclip = published.write_openclip(odd, tmp_path / "openclip", pickled=True)
+    openclip = published.write_openclip(odd_sized, tmp_path / "openclip", pickled=True)
     for folder in (pickled, sharded, openclip):
         state = dear.load(folder).state_dict()
         assert state.keys() == expected.keys()
         assert all(torch.equal(state[name], expected[name]) for name in expected), folder
 
 
-def test_a_folder_with_both_layouts_is_read_as_hugging_faces(odd, tmp_path):
-    published.write_openclip(odd, tmp_path)
+def test_a_folder_with_both_layouts_is_read_as_hugging_faces(odd_sized, tmp_path):
+    published.write_openclip(odd_sized, tmp_path)
     assert read_checkpoint(tmp_path).layout == "openclip"
     assert read_checkpoint(tmp_path).config.mean == (0.5, 0.4, 0.3)
-    published.write_huggingface(odd, tmp_path)
+    published.write_huggingface(odd_sized, tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(
         json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 1]})
     )
-    found = read_checkpoint(tmp_path)
-    assert found.layout == "huggingface"
-    assert found.config.mean == (0.1, 0.2, 0.3)
+    checkpoint = read_checkpoint(tmp_path)
+    assert checkpoint.layout == "huggingface"
+    assert checkpoint.config.mean == (0.1, 0.2, 0.3)
 
 
-def test_weight_files_are_recognized_by_their_content(odd, tmp_path):
-    folder = published.write_huggingface(odd, tmp_path / "hf")
+def test_weight_files_are_recognized_by_their_content(odd_sized, tmp_path):
+    folder = published.write_huggingface(odd_sized, tmp_path / "hf")
     assert read_checkpoint(folder / "model.safetensors").layout == "huggingface"
-    folder = published.write_openclip(odd, tmp_path / "openclip")
+    folder = published.write_openclip(odd_sized, tmp_path / "openclip")
     assert read_checkpoint(folder / "open_clip_model.safetensors").layout == "openclip"
     bare = tmp_path / "weights.safetensors"
-    safetensors.torch.save_file(published.openai_state(odd), bare)
+    safetensors.torch.save_file(published.openai_state(odd_sized), bare)
     with pytest.raises(CheckpointError, match=r"weights\.safetensors.*activation"):
         dear.load(bare)
     assert read_checkpoint(bare, "gelu").config.vision.activation == "gelu"
     training = tmp_path / "epoch_32.pt"
-    state = {f"module.{name}": tensor for name, tensor in published.openai_state(odd).items()}
+    state = {f"module.{name}": tensor for name, tensor in published.openai_state(odd_sized).items()}
     torch.save({"epoch": 32, "state_dict": state}, training)
     with pytest.raises(CheckpointError, match=r"epoch_32\.pt.*activation"):
         dear.load(training)
@@ -270,11 +272,11 @@ def test_a_shortened_vocabulary_comes_back_with_its_rows(tmp_path):
     assert again.text.tokens.shape == (6, 32)
     ids = torch.tensor([[48, 45, 46, 3, 49, 0], [48, 47, 44, 49, 0, 0]])
     assert torch.equal(again.encode_text(ids), clip.encode_text(ids))
-    whole = Clip(config)  # the same texts, with a row of its own for every id
+    full = Clip(config)  # the same texts, with a row of its own for every id
     state = clip.state_dict()
     rows = state.pop("text.rows")
-    whole.load_state_dict(state | {"text.tokens": state["text.tokens"][rows]})
-    assert torch.equal(whole.encode_text(ids), clip.encode_text(ids))
+    full.load_state_dict(state | {"text.tokens": state["text.tokens"][rows]})
+    assert torch.equal(full.encode_text(ids), clip.encode_text(ids))
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_both_ways_to_cut_patches_ignore_the_pixels_beyond_the_last_patch(size: 
     patches = Patches(10, 8)
     torch.nn.init.normal_(patches.weight)
     pixels = torch.randn(2, 3, size, size)
-    wanted = torch.stack(
+    expected = torch.stack(
         [
             torch.einsum("bchw,dchw->bd", pixels[:, :, r * 8 : r * 8 + 8, c * 8 : c * 8 + 8], patches.weight)
             for r in range(size // 8)
@@ -76,8 +76,8 @@ def test_both_ways_to_cut_patches_ignore_the_pixels_beyond_the_last_patch(size: 
         ],
         dim=1,
     )
-    torch.testing.assert_close(patches.as_product(pixels), wanted, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(patches.as_convolution(pixels), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(patches.as_product(pixels), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(patches.as_convolution(pixels), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_block_mask_cannot_hide_the_originals_from_each_other() -> None:
@@ -175,11 +175,13 @@ def test_a_mask_per_item_is_that_items_mask(fused: bool) -> None:
     x, heads = visual.embed(pixels), clip.config.vision.heads
     masks = torch.randn(2, heads, x.shape[1], x.shape[1], dtype=torch.double, generator=generator)
     for read in (None, torch.tensor([0, 3]), torch.tensor([[0, 3], [2, 1]])):
-        found = visual.run(x, edit=Edit({7: LayerEdit(mask=masks)}), read=read)
+        outputs = visual.run(x, edit=Edit({7: LayerEdit(mask=masks)}), read=read)
         for item in range(2):
-            own = read if read is None or read.ndim == 1 else read[item]
-            alone = visual.run(x[item : item + 1], edit=Edit({7: LayerEdit(mask=masks[item])}), read=own)
-            torch.testing.assert_close(found[item : item + 1], alone)
+            item_rows = read if read is None or read.ndim == 1 else read[item]
+            alone = visual.run(
+                x[item : item + 1], edit=Edit({7: LayerEdit(mask=masks[item])}), read=item_rows
+            )
+            torch.testing.assert_close(outputs[item : item + 1], alone)
     with pytest.raises(UsageError, match=r"\[2, 5, 10, 10\]"):
         visual.run(x[:1], edit=Edit({7: LayerEdit(mask=masks)}))
 

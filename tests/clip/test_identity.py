@@ -41,20 +41,20 @@ def test_every_part_that_decides_an_answer_changes_it(state):
         replace(CONFIG, mean=(0.5, 0.5, 0.5)),
         replace(CONFIG, std=(0.5, 0.5, 0.5)),
     ]
-    found = [model(state).identity, *(model(state, config).identity for config in configs)]
+    identities = [model(state).identity, *(model(state, config).identity for config in configs)]
     for name in ("text.blocks.1.mlp.up.weight", "visual.patch.weight", "log_scale"):
         changed = {k: v.clone() for k, v in state.items()}
         changed[name].view(-1)[-1] += 0.25
-        found.append(model(changed).identity)
-    assert len(set(found)) == len(found)
-    assert all(one.startswith("sha256:") for one in found)
+        identities.append(model(changed).identity)
+    assert len(set(identities)) == len(identities)
+    assert all(one.startswith("sha256:") for one in identities)
 
 
 def test_storage_precision_and_corrections_do_not(state):
     plain = model(state)
-    wanted = plain.identity
-    assert model(state).half().identity == wanted  # these values fit into float16
-    assert Clip(replace(CONFIG)).identity != wanted
+    expected = plain.identity
+    assert model(state).half().identity == expected  # these values fit into float16
+    assert Clip(replace(CONFIG)).identity != expected
     half = Correction(torch.eye(16) / 2, torch.zeros(16))
     fresh = model(state)
     fresh.log_scale.data -= 1e-4  # bfloat16 rounds this model's values

@@ -33,9 +33,9 @@ PART = ("weight", "bias")
 def blocks(state: dict[str, Tensor], ours: str, theirs: str, layers: int, names: dict[str, str], packed: str):
     out = {}
     for i in range(layers):
-        for own, other in names.items():
+        for name, other in names.items():
             for part in PART:
-                out[f"{theirs}.{i}.{other}.{part}"] = state[f"{ours}.{i}.{own}.{part}"]
+                out[f"{theirs}.{i}.{other}.{part}"] = state[f"{ours}.{i}.{name}.{part}"]
         for part in PART:
             rows = [state[f"{ours}.{i}.attn.{name}.{part}"] for name in "qkv"]
             out[f"{theirs}.{i}.{packed.format(part)}"] = torch.cat(rows)
@@ -184,8 +184,8 @@ def test_rotary_positions_and_pooling_equal_the_plain_loop() -> None:
     clip = model(PERCEPTION)
     config, w = clip.config.vision, {name: t.numpy() for name, t in clip.state_dict().items()}
     pixels = torch.randn(2, 3, 24, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    wanted = np.stack([loop_feature(image.numpy(), w, config) for image in pixels])
-    np.testing.assert_allclose(clip.encode_image(pixels).numpy(), wanted, rtol=1e-6, atol=1e-7)
+    expected = np.stack([loop_feature(image.numpy(), w, config) for image in pixels])
+    np.testing.assert_allclose(clip.encode_image(pixels).numpy(), expected, rtol=1e-6, atol=1e-7)
 
 
 def turned(row: np.ndarray, place: int, config, heads: int) -> np.ndarray:

@@ -65,18 +65,18 @@ def test_siglip_ids_are_those_of_transformers(tmp_path: Path, pieces: bytes) -> 
     )
     ours = FileTokenizer(tmp_path, SIGLIP)
     assert len(TEXTS) > 150
-    wanted = theirs(TEXTS, padding="max_length", max_length=64, return_tensors="pt").input_ids
-    found = ours(TEXTS, 64)
-    wrong = [text for text, a, b in zip(TEXTS, found, wanted, strict=True) if not torch.equal(a, b)]
+    expected = theirs(TEXTS, padding="max_length", max_length=64, return_tensors="pt").input_ids
+    ids = ours(TEXTS, 64)
+    wrong = [text for text, a, b in zip(TEXTS, ids, expected, strict=True) if not torch.equal(a, b)]
     assert wrong == []
 
 
 def test_gemma_ids_are_those_of_the_library_on_lower_case(tmp_path: Path) -> None:
     library = write_gemma(tmp_path)
-    found = FileTokenizer(tmp_path, GEMMA)(TEXTS, 64)
+    ids = FileTokenizer(tmp_path, GEMMA)(TEXTS, 64)
     library.enable_padding(pad_id=0, length=64)
-    wanted = torch.tensor([library.encode(text.lower()).ids for text in TEXTS])
-    assert torch.equal(found, wanted)
+    expected = torch.tensor([library.encode(text.lower()).ids for text in TEXTS])
+    assert torch.equal(ids, expected)
 
 
 def test_a_tokenizer_with_a_begin_token(tmp_path: Path) -> None:

@@ -30,10 +30,10 @@ def weights(clip: Clip) -> dict[str, np.ndarray]:
 def test_features_equal_the_plain_loop(clip: Clip, pixels: torch.Tensor, fused: bool) -> None:
     clip.use_fused(fused)
     w = weights(clip)
-    wanted = np.stack([plain.visual(p.numpy(), w, clip.config.vision) for p in pixels])
-    np.testing.assert_allclose(clip.encode_image(pixels).numpy(), wanted, rtol=1e-9, atol=1e-9)
-    wanted = np.stack([plain.text(row.numpy(), w, clip.config.text) for row in texts()])
-    np.testing.assert_allclose(clip.encode_text(texts()).numpy(), wanted, rtol=1e-9, atol=1e-9)
+    expected = np.stack([plain.visual(p.numpy(), w, clip.config.vision) for p in pixels])
+    np.testing.assert_allclose(clip.encode_image(pixels).numpy(), expected, rtol=1e-9, atol=1e-9)
+    expected = np.stack([plain.text(row.numpy(), w, clip.config.text) for row in texts()])
+    np.testing.assert_allclose(clip.encode_text(texts()).numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_clip_is_frozen_and_stays_in_eval_mode(clip: Clip) -> None:
@@ -79,11 +79,11 @@ def test_mask_gate_and_delta_on_single_heads_do_what_the_plain_loop_says(
     edit = Edit({5: LayerEdit(mask=mask), 6: LayerEdit(gate=gate), 7: LayerEdit(q=delta, v=delta)})
     matrix = np.concatenate([0.5 * up[h].numpy() @ down[h].numpy() for h in range(heads)])
     changes = {5: {"mask": mask.numpy()}, 6: {"gate": gate.numpy()}, 7: {"dq": matrix, "dv": matrix}}
-    wanted = np.stack([plain.visual(p.numpy(), weights(clip), clip.config.vision, changes) for p in pixels])
+    expected = np.stack([plain.visual(p.numpy(), weights(clip), clip.config.vision, changes) for p in pixels])
     for fused in (True, False):
         got = clip.use_fused(fused).visual(pixels, edit).numpy()
-        np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9)
-    assert np.abs(wanted - clip.encode_image(pixels).numpy()).max() > 1e-3
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+    assert np.abs(expected - clip.encode_image(pixels).numpy()).max() > 1e-3
     np.testing.assert_allclose(delta.matrix().numpy(), matrix, rtol=1e-12)
 
 

@@ -51,9 +51,9 @@ def test_variants_share_weights_and_leave_the_original_alone(clip: Clip) -> None
 
 
 def test_unused_variants_are_forgotten(clip: Clip) -> None:
-    gone = weakref.ref(clip.with_correction(half()))
+    reference = weakref.ref(clip.with_correction(half()))
     gc.collect()
-    assert gone() is None
+    assert reference() is None
     cast = weakref.ref(clip.with_correction(half()).cast(torch.bfloat16))
     plain = weakref.ref(clip.cast(torch.bfloat16))
     gc.collect()

@@ -12,10 +12,10 @@ def paint(tmp_path):
 
     def write(*paths, color=None, size=(12, 8)):
         for path in paths:
-            place = tmp_path / path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            own = tuple(zlib.crc32(str(path).encode()).to_bytes(4, "big")[:3])
-            Image.new("RGB", size, color or own).save(place)
+            file = tmp_path / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            default_color = tuple(zlib.crc32(str(path).encode()).to_bytes(4, "big")[:3])
+            Image.new("RGB", size, color or default_color).save(file)
         return tmp_path
 
     return write

@@ -113,9 +113,9 @@ def test_empty_class_folders_are_skipped_with_a_warning(paint, caplog):
 def test_a_class_that_one_split_lacks_stays_a_class(paint, caplog):
     root = paint("train/cat/1.png", "train/dog/1.png", "test/cat/2.png")
     (root / "test" / "dog").mkdir()
-    found = open_folder(root, "test")
-    assert found.classes == ("cat", "dog")
-    assert found.labels.tolist() == [0]
+    images = open_folder(root, "test")
+    assert images.classes == ("cat", "dog")
+    assert images.labels.tolist() == [0]
     assert str(root / "test") in caplog.text
     assert "dog" in caplog.text
 

@@ -16,11 +16,11 @@ from dear.methods.logistic import choose_strength
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 8)), min_size=1, max_size=30), st.integers(2, 5))
 def test_units_stay_together_and_classes_can_be_trained(rows: list[tuple[int, int]], folds: int) -> None:
     labels, units = np.array(rows).T
-    found = assign_folds(labels, folds, keys=list(range(len(labels))), units=units)
+    assigned = assign_folds(labels, folds, keys=list(range(len(labels))), units=units)
     for unit in np.unique(units):
-        assert len(np.unique(found[units == unit])) == 1
+        assert len(np.unique(assigned[units == unit])) == 1
     for fold in range(folds):
-        assert set(labels[found != fold]) == set(labels)
+        assert set(labels[assigned != fold]) == set(labels)
 
 
 @pytest.mark.parametrize("folds", [2, 3, 10])
@@ -28,16 +28,16 @@ def test_the_order_of_images_and_classes_does_not_matter(folds: int) -> None:
     rng = np.random.default_rng(0)
     labels, units = rng.integers(0, 5, 40), rng.integers(0, 30, 40)
     keys = rng.permutation(40).tolist()
-    found = assign_folds(labels, folds, keys, units)
+    assigned = assign_folds(labels, folds, keys, units)
     order, names = rng.permutation(40), rng.permutation(5)
     other = assign_folds(names[labels][order], folds, [keys[place] for place in order], units[order])
-    np.testing.assert_array_equal(other, found[order])
+    np.testing.assert_array_equal(other, assigned[order])
 
 
 def test_without_copies_folds_are_even() -> None:
     labels = np.repeat(np.arange(5), 4)
-    found = assign_folds(labels, 10, keys=range(20))
-    assert np.bincount(found).tolist() == [2] * 10
+    assigned = assign_folds(labels, 10, keys=range(20))
+    assert np.bincount(assigned).tolist() == [2] * 10
     assert assign_folds([0, 0, 1], 2, keys="abc").tolist()[2] == NEVER
 
 

@@ -55,23 +55,23 @@ SIZES = [(64, 48), (48, 64), (33, 33), (32, 32), (100, 37), (7, 5), (1, 9), (31,
 @pytest.mark.parametrize("bilinear", [False, True])
 def test_images_of_all_sizes_are_resized_together_as_pillow_does_each(squash: bool, bilinear: bool) -> None:
     images = [photo(*size, seed) for seed, size in enumerate(SIZES)]
-    found = resize_images([torch.from_numpy(np.array(image)) for image in images], View(32, squash, bilinear))
+    views = resize_images([torch.from_numpy(np.array(image)) for image in images], View(32, squash, bilinear))
     filter_ = Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC
-    wanted = torch.stack([by_pillow(image, 32, squash, filter_) for image in images])
-    off = (found.int() - wanted.int()).abs()
-    assert found.dtype == torch.uint8
+    expected = torch.stack([by_pillow(image, 32, squash, filter_) for image in images])
+    off = (views.int() - expected.int()).abs()
+    assert views.dtype == torch.uint8
     assert off.max() <= 1
     assert (off > 0).float().mean() < (0.01 if bilinear else 1e-3)  # bilinear weights have many ties
 
 
 def test_of_a_very_long_image_only_the_middle_is_used() -> None:
     image = photo(600, 20)
-    (found,) = resize_images([torch.from_numpy(np.array(image))], 16)
-    assert (found.int() - read_views([image], 16)[0].int()).abs().max() <= 1
+    (views,) = resize_images([torch.from_numpy(np.array(image))], 16)
+    assert (views.int() - read_views([image], 16)[0].int()).abs().max() <= 1
 
 
-def near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    off = (found.int() - wanted.int()).abs()
+def near(views: torch.Tensor, expected: torch.Tensor) -> bool:
+    off = (views.int() - expected.int()).abs()
     return bool(off.max() <= 1 and (off > 0).float().mean() < 0.05)
 
 
@@ -90,10 +90,10 @@ def test_files_of_every_kind_have_the_views_of_the_cpu(size: Size, tmp_path: Pat
     path = tmp_path / "a photo.jpg"
     path.write_bytes(file_of(photo(90, 60)))
     sources.append(path)
-    found = device_views(sources, size, CPU, by_turbo)  # type: ignore[arg-type]
-    wanted = read_views(sources, size)  # type: ignore[arg-type]
-    assert found.shape == wanted.shape
-    assert all(near(one, other) for one, other in zip(found, wanted, strict=True))
+    views = device_views(sources, size, CPU, by_turbo)  # type: ignore[arg-type]
+    expected = read_views(sources, size)  # type: ignore[arg-type]
+    assert views.shape == expected.shape
+    assert all(near(one, other) for one, other in zip(views, expected, strict=True))
 
 
 def test_what_the_gpu_cannot_decode_or_decodes_to_another_size_comes_from_the_cpu() -> None:
@@ -102,13 +102,13 @@ def test_what_the_gpu_cannot_decode_or_decodes_to_another_size_comes_from_the_cp
 
     def decode(contents: Sequence[bytes]) -> list[torch.Tensor | None]:
         asked.extend(contents)
-        found = dict(zip(contents, by_turbo(contents), strict=True))
-        found |= {files[1]: None, files[2]: torch.zeros(2, 2, 3, dtype=torch.uint8)}
-        return [found[content] for content in contents]
+        decoded = dict(zip(contents, by_turbo(contents), strict=True))
+        decoded |= {files[1]: None, files[2]: torch.zeros(2, 2, 3, dtype=torch.uint8)}
+        return [decoded[content] for content in contents]
 
-    found = device_views(files, 16, CPU, decode)
+    views = device_views(files, 16, CPU, decode)
     assert sorted(asked) == sorted(files)
-    assert near(found, read_views(files, 16))
+    assert near(views, read_views(files, 16))
 
 
 def test_only_plain_files_are_given_to_the_gpu() -> None:

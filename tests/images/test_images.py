@@ -67,12 +67,12 @@ def test_the_corner_is_rounded_half_to_even():
 
 
 def test_the_long_side_is_rounded_down():
-    for given, short, wanted in [
+    for size, short, expected in [
         ((100, 33), 10, (10, 30)),
         ((33, 100), 10, (30, 10)),
         ((500, 375), 224, (224, 298)),
     ]:
-        assert resize_short(np.array(noise(*given)), short).shape[:2] == wanted
+        assert resize_short(np.array(noise(*size)), short).shape[:2] == expected
 
 
 def test_normalize_takes_bytes_and_fractions():

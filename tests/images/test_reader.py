@@ -92,7 +92,7 @@ def test_a_process_without_pytorch_reads_the_same_view(tmp_path: Path) -> None:
 
 
 def jpegs() -> dict[str, bytes]:
-    found = {
+    files = {
         "plain": encoded(photo()),
         "odd size": encoded(photo(91, 61), subsampling=2),
         "full color": encoded(photo(), subsampling=0, quality=98),
@@ -107,8 +107,8 @@ def jpegs() -> dict[str, bytes]:
     for orientation in range(1, 9):
         exif = Image.Exif()
         exif[0x0112] = orientation
-        found[f"orientation {orientation}"] = encoded(photo(), exif=exif)
-    return found
+        files[f"orientation {orientation}"] = encoded(photo(), exif=exif)
+    return files
 
 
 @pytest.mark.parametrize("name", list(jpegs()))
@@ -182,9 +182,9 @@ def test_views_do_not_share_the_decoders_buffer() -> None:
     before = first.copy()
     view_pixels(encoded(noise(16, 16)), 16)
     assert np.array_equal(first, before)
-    kept = open_pixels(encoded(photo(16, 16)))
+    pixels = open_pixels(encoded(photo(16, 16)))
     open_pixels(encoded(noise(16, 16)))
-    assert np.array_equal(kept, before)
+    assert np.array_equal(pixels, before)
 
 
 def test_no_images_are_an_empty_batch() -> None:
@@ -229,8 +229,8 @@ def test_a_transparent_color_of_an_open_image_is_white() -> None:
 def test_gray_in_32_bits_has_the_depth_of_its_numbers(highest: int) -> None:
     values = np.linspace(0, highest, 64).round().astype(np.int32).reshape(8, 8)
     content = encoded(Image.fromarray(values), "TIFF")
-    wanted = np.round(values / highest * 255)
-    assert np.abs(np.asarray(open_image(content))[:, :, 0] - wanted).max() <= 1
+    expected = np.round(values / highest * 255)
+    assert np.abs(np.asarray(open_image(content))[:, :, 0] - expected).max() <= 1
     dark = encoded(Image.fromarray(values.clip(max=255).astype(np.uint16)), "PNG")
     assert np.asarray(open_image(dark)).max() == 1  # 16 bits by format: nearly black is nearly black
 

@@ -19,10 +19,10 @@ def noise(width: int = 90, height: int = 40) -> Image.Image:
 @pytest.mark.parametrize("bilinear", [True, False])
 def test_squash_is_one_resize_of_both_sides(bilinear: bool) -> None:
     filtered = Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC
-    wanted = np.asarray(noise().resize((24, 24), filtered)).astype(int)
+    expected = np.asarray(noise().resize((24, 24), filtered)).astype(int)
     got = np.asarray(square(noise(), View(24, squash=True, bilinear=bilinear)))
-    assert np.abs(got - wanted).max() <= 1
-    assert np.abs(np.asarray(square(noise(), 24)) - wanted).max() > 1
+    assert np.abs(got - expected).max() <= 1
+    assert np.abs(np.asarray(square(noise(), 24)) - expected).max() > 1
 
 
 def test_a_backbone_says_how_it_sees() -> None:
@@ -45,8 +45,8 @@ def test_training_evaluation_and_single_images_see_the_same(tmp_path) -> None:
     clip = tiny_clip(dtype=torch.float32)
     clip.config = replace(clip.config, resize="squash", interpolation="bilinear")
     images = open_data(tmp_path, "all")
-    wanted = np.asarray(square(noise(), View(24, squash=True, bilinear=True)))
-    pixels = normalize(torch.from_numpy(wanted.copy()).permute(2, 0, 1), clip.config.mean, clip.config.std)
+    expected = np.asarray(square(noise(), View(24, squash=True, bilinear=True)))
+    pixels = normalize(torch.from_numpy(expected.copy()).permute(2, 0, 1), clip.config.mean, clip.config.std)
     torch.testing.assert_close(clip.preprocess(noise()), pixels)
     torch.testing.assert_close(pixels_for(clip, image_set([noise()]), [0])[0], pixels)
     torch.testing.assert_close(Feed(images, clip, Recipe(batch=2)).batch([0], None).pixels[0], pixels)

@@ -16,8 +16,8 @@ def test_copies_between_two_sets(photos: ListedImages) -> None:
         photos.labels[:3], photos.classes,
     )  # fmt: skip
     train = photos.subset([index for index in range(len(photos)) if index != 5])
-    found = near_duplicates(measure_properties(train).prints, measure_properties(test).prints)
-    assert {(one.first, one.second, one.kind) for one in found} == {(4, 0, "copy"), (69, 1, "copy")}
+    pairs = near_duplicates(measure_properties(train).prints, measure_properties(test).prints)
+    assert {(one.first, one.second, one.kind) for one in pairs} == {(4, 0, "copy"), (69, 1, "copy")}
 
 
 def test_copies_across_classes_only(photos: ListedImages) -> None:
@@ -32,5 +32,5 @@ def test_features_find_what_hashes_do_not(photos: ListedImages) -> None:
     measured = measure_properties(photos.subset(range(4))).prints
     features = np.eye(4) + 0.0
     features[3] = features[0] + 1e-3
-    (found,) = near_duplicates(measured, features=(features, features), labels=[0, 1, 2, 3])
-    assert (found.first, found.second, found.kind) == (0, 3, "alike")
+    (pair,) = near_duplicates(measured, features=(features, features), labels=[0, 1, 2, 3])
+    assert (pair.first, pair.second, pair.kind) == (0, 3, "alike")

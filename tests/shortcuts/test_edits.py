@@ -55,9 +55,9 @@ def test_an_unknown_edit_is_refused(photos: ListedImages) -> None:
 )  # fmt: skip
 def test_a_transfer_brings_the_donors_value(photos: ListedImages, kind, name, change) -> None:
     image, donor = photos.image(1), change(photos.image(2))
-    before, wanted = value(image, name), value(donor, name)
+    before, target = value(image, name), value(donor, name)
     after = value(transfer(kind, image, donor, name=name), name)
-    assert abs(after - wanted) < 0.35 * abs(before - wanted)
+    assert abs(after - target) < 0.35 * abs(before - target)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_a_transfer_brings_the_donors_value(photos: ListedImages, kind, name, ch
 )
 def test_a_transfer_of_faint_marks(scenes: ListedImages, kind, name, change) -> None:
     image, donor = scenes.image(1), change(scenes.image(2))
-    before, wanted = value(image, name), value(donor, name)
+    before, target = value(image, name), value(donor, name)
     after = value(transfer(kind, image, donor, name=name), name)
-    assert abs(after - wanted) < 0.35 * abs(before - wanted)
+    assert abs(after - target) < 0.35 * abs(before - target)
 
 
 def test_a_spot_is_transferred_with_its_corner_alone(photos: ListedImages) -> None:
@@ -99,7 +99,7 @@ def test_a_model_that_answers_by_light_is_found_out(photos: ListedImages) -> Non
     training = ListedImages(
         (*dark, *(photos.image(place) for place in range(20, 120))), photos.labels, photos.classes
     )
-    found = Shortcut(0, "ant", "brightness", "brightness", 1.0, "dark")
+    shortcut = Shortcut(0, "ant", "brightness", "brightness", 1.0, "dark")
 
     def by_light(images) -> np.ndarray:
         return np.array([0 if value(image, "brightness") < 40 else 1 for image in images])
@@ -107,7 +107,7 @@ def test_a_model_that_answers_by_light_is_found_out(photos: ListedImages) -> Non
     def by_nothing(images) -> np.ndarray:
         return np.arange(len(images)) % 6
 
-    edited = edit_held_out(found, photos, training, images=40)
+    edited = edit_held_out(shortcut, photos, training, images=40)
     result = causal_test(edited, by_light)
     assert (result.plain, result.images) == (0.0, 40)
     assert result.edited > 0.9
@@ -129,8 +129,8 @@ def test_directions_are_those_of_the_edit() -> None:
     features = torch.randn(50, 12, generator=generator)
     step = torch.zeros(12)
     step[3] = 1.0
-    found = edit_directions(features, features + step * torch.rand(50, 1, generator=generator), 1)
-    assert abs(float(found[0, 3])) == pytest.approx(1.0, abs=1e-6)
+    directions = edit_directions(features, features + step * torch.rand(50, 1, generator=generator), 1)
+    assert abs(float(directions[0, 3])) == pytest.approx(1.0, abs=1e-6)
     drawn = random_directions(12, 2, seed=5)
     assert torch.allclose(drawn @ drawn.T, torch.eye(2, dtype=torch.float64), atol=1e-9)
     with pytest.raises(UsageError, match="direction"):

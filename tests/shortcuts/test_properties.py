@@ -32,8 +32,8 @@ def test_values_of_a_plain_image() -> None:
         "red": 30, "blue": -30, "edge red": 90, "edge green": 60, "edge blue": 30, "edge brightness": 60,
         "edge spread": 0, "width": 200, "aspect": 2, "sharpness": np.log(1e-3),
     }  # fmt: skip
-    for name, wanted in expected.items():
-        assert value(image, name) == pytest.approx(wanted, abs=1e-6), name
+    for name, expected_value in expected.items():
+        assert value(image, name) == pytest.approx(expected_value, abs=1e-6), name
 
 
 def test_the_edge_is_four_of_128_pixels() -> None:

@@ -60,8 +60,8 @@ def test_by_heads_is_the_formula(clip: Clip, pixels: Tensor, images: HeadContrib
     parts = decompose(clip, pixels)
     expected = parts.total().numpy().astype(np.float64)
     for layer, head in HEADS:
-        own = parts.heads[:, layer - 1, head].numpy().astype(np.float64)
-        expected += own.mean(0) - own
+        contribution = parts.heads[:, layer - 1, head].numpy().astype(np.float64)
+        expected += contribution.mean(0) - contribution
     assert np.abs(repair.apply(images).numpy() - expected).max() < 2e-5
     assert repair.title == "Location by heads (3 heads)"
 
@@ -77,8 +77,8 @@ def test_by_words_and_examples_are_the_formula(images: HeadContributions) -> Non
     examples, values = torch.randn(20, 12, generator=generator), torch.arange(20) % 5
     means = np.stack([examples.numpy()[values.numpy() == value].mean(0) for value in range(5)])
     expected = _plain_span(features, features.mean(0), means.astype(np.float64))
-    found = remove_examples(images, examples, values, "lighting").apply(images).numpy()
-    assert np.abs(found - expected).max() < 2e-5
+    features = remove_examples(images, examples, values, "lighting").apply(images).numpy()
+    assert np.abs(features - expected).max() < 2e-5
 
 
 @pytest.mark.parametrize("ways", ["heads", "words", "heads+words", "leace", "heads+leace", "words+leace"])

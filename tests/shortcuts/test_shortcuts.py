@@ -22,9 +22,9 @@ from dear.shortcuts.without import Without
 
 def planted(photos: ListedImages, label: int, change: Callable[[Image.Image], Image.Image], step: int = 1):
     items = []
-    for index, own in enumerate(photos.labels.tolist()):
+    for index, image_label in enumerate(photos.labels.tolist()):
         image = photos.image(index)
-        items.append(change(image) if own == label and index % step == 0 else image)
+        items.append(change(image) if image_label == label and index % step == 0 else image)
     return ListedImages(tuple(items), photos.labels, photos.classes)
 
 
@@ -67,11 +67,11 @@ PLANTS = {
 def test_a_planted_mark_is_found_and_named(photos: ListedImages, name: str) -> None:
     change, kind, look = PLANTS[name]
     images = planted(photos, 2, change)
-    (found,) = find_shortcuts(measure_properties(images), images.labels.tolist(), images.classes)
-    assert (found.class_name, found.kind) == ("cat", kind)
-    assert look in found.look
-    assert found.score > 0.95
-    assert "cat" in found.sentence
+    (shortcut,) = find_shortcuts(measure_properties(images), images.labels.tolist(), images.classes)
+    assert (shortcut.class_name, shortcut.kind) == ("cat", kind)
+    assert look in shortcut.look
+    assert shortcut.score > 0.95
+    assert "cat" in shortcut.sentence
 
 
 FAINT_PLANTS = {
@@ -89,14 +89,14 @@ def test_a_faint_mark_is_found_in_images_with_neutral_and_smooth_parts(
     scenes: ListedImages, name: str
 ) -> None:
     images = planted(scenes, 2, FAINT_PLANTS[name])
-    (found,) = find_shortcuts(measure_properties(images), images.labels.tolist(), images.classes)
-    assert found.class_name == "cat"
-    assert name in (found.name, *found.also)
-    assert not [name for name in ("black tint", "white tint", "gray tint") if name in found.sentence]
-    if found.kind == "cast":
-        assert name not in found.sentence  # a measure of the search
-        assert "color cast alone" in found.sentence
-        assert Without.of(found.title).concepts == ("cast",)
+    (shortcut,) = find_shortcuts(measure_properties(images), images.labels.tolist(), images.classes)
+    assert shortcut.class_name == "cat"
+    assert name in (shortcut.name, *shortcut.also)
+    assert not [name for name in ("black tint", "white tint", "gray tint") if name in shortcut.sentence]
+    if shortcut.kind == "cast":
+        assert name not in shortcut.sentence  # a measure of the search
+        assert "color cast alone" in shortcut.sentence
+        assert Without.of(shortcut.title).concepts == ("cast",)
 
 
 def test_clean_scenes_raise_no_alarm(scenes: ListedImages) -> None:
@@ -114,11 +114,11 @@ def test_the_closest_property_below_the_limit_is_reported(photos: ListedImages) 
 
 def test_a_mark_on_half_of_the_images_is_found(photos: ListedImages) -> None:
     images = planted(photos, 4, logo, step=2)
-    (found,) = find_shortcuts(measure_properties(images), images.labels.tolist(), images.classes)
-    assert (found.class_name, found.kind) == ("elk", "mark")
-    assert found.mark is not None
-    assert found.mark.place == "top right"
-    assert 0.3 <= found.mark.share <= 0.5
+    (shortcut,) = find_shortcuts(measure_properties(images), images.labels.tolist(), images.classes)
+    assert (shortcut.class_name, shortcut.kind) == ("elk", "mark")
+    assert shortcut.mark is not None
+    assert shortcut.mark.place == "top right"
+    assert 0.3 <= shortcut.mark.share <= 0.5
 
 
 def test_clean_draws_raise_no_alarm(photos: ListedImages) -> None:
@@ -132,8 +132,8 @@ def test_clean_draws_raise_no_alarm(photos: ListedImages) -> None:
 
 def test_the_area_is_that_of_sklearn() -> None:
     rng = np.random.default_rng(3)
-    own, values = rng.random(60) < 0.3, rng.integers(0, 9, 60).astype(float)
-    assert auc(values, own) == pytest.approx(roc_auc_score(own, values))
+    members, values = rng.random(60) < 0.3, rng.integers(0, 9, 60).astype(float)
+    assert auc(values, members) == pytest.approx(roc_auc_score(members, values))
 
 
 def test_few_images_or_classes_raise_the_limit(photos: ListedImages) -> None:
@@ -149,11 +149,11 @@ def test_facts_of_files_tell_a_class(photos: ListedImages) -> None:
     measured, labels = measure_properties(photos), photos.labels.tolist()
     plain, other = FileMetadata(0.5, "JPEG", "A 1", "aaaa", 90), FileMetadata(0.5, "JPEG", "B 2", "aaaa", 90)
     files = tuple(other if label == 1 else plain for label in labels)
-    (found,) = find_shortcuts(
+    (shortcut,) = find_shortcuts(
         ImageMeasurements(measured.values, measured.small, measured.hashes, files), labels, photos.classes
     )
-    assert (found.class_name, found.name, found.kind) == ("bee", "camera", "")
-    assert "B 2" in found.look
+    assert (shortcut.class_name, shortcut.name, shortcut.kind) == ("bee", "camera", "")
+    assert "B 2" in shortcut.look
 
 
 def test_one_class_or_missing_labels_are_refused(photos: ListedImages) -> None:

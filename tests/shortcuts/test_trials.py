@@ -28,11 +28,11 @@ def images(shift: torch.Tensor, seed: int = 0) -> HeadContributions:
     """Features with a class direction each; one head of two layers of three adds `shift` [n, E]."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(CLASSES).repeat_interleave(EACH)
-    own = 2 * torch.eye(WIDTH)[labels] + 0.3 * torch.randn(len(labels), WIDTH, generator=generator)
+    features = 2 * torch.eye(WIDTH)[labels] + 0.3 * torch.randn(len(labels), WIDTH, generator=generator)
     outputs = 0.05 * torch.randn(len(labels), 2, 3, WIDTH, generator=generator)
     outputs[:, 1, 2] += shift
     maps = torch.eye(WIDTH).expand(2, 3, WIDTH, WIDTH)
-    return HeadContributions(own + outputs.sum((1, 2)), outputs, maps, (5, 6))
+    return HeadContributions(features + outputs.sum((1, 2)), outputs, maps, (5, 6))
 
 
 @pytest.fixture
@@ -46,13 +46,13 @@ def planted() -> EditedFeatures:
 
 
 def test_directions_of_the_edit_bring_the_answers_back(planted: EditedFeatures) -> None:
-    found = choose_edit_removal(planted, ("brightness",))
-    nothing = found.trials["nothing"]
+    choice = choose_edit_removal(planted, ("brightness",))
+    nothing = choice.trials["nothing"]
     assert nothing.moved > 0.5
-    assert found.trials[found.way].moved < 0.05
-    assert found.trials[found.way].accuracy >= nothing.accuracy - 0.02
-    assert found.random is not None
-    assert found.random.moved > 0.5 * nothing.moved
+    assert choice.trials[choice.way].moved < 0.05
+    assert choice.trials[choice.way].accuracy >= nothing.accuracy - 0.02
+    assert choice.random is not None
+    assert choice.random.moved > 0.5 * nothing.moved
     removed = remove_directions(planted, ("brightness",), 1)
     assert removed.rank == 1
     assert float(removed.removed[-1, -1]) == pytest.approx(1.0, abs=0.02)
@@ -61,8 +61,8 @@ def test_directions_of_the_edit_bring_the_answers_back(planted: EditedFeatures) 
 def test_the_head_that_carries_the_edit_is_found(planted: EditedFeatures) -> None:
     assert edit_heads(planted) == ((6, 2),)
     repair = remove_edit_heads(planted, ("brightness",))
-    kept = repair.apply(planted.original)
-    gap = kept[planted.labels == 0].mean(0) - kept[planted.labels != 0].mean(0)
+    remaining = repair.apply(planted.original)
+    gap = remaining[planted.labels == 0].mean(0) - remaining[planted.labels != 0].mean(0)
     assert abs(float(gap[-1])) < 0.1
     other = remove_random_heads(planted, ("brightness",), 2, seed=1)
     assert len(other.heads) == 2
@@ -86,9 +86,9 @@ def test_a_class_that_only_the_property_tells_does_not_stop_its_removal(planted:
         return HeadContributions(features, each.outputs, each.maps, each.layers)
 
     seen = EditedFeatures(alike(planted.original), (alike(planted.copies[0]),), planted.labels, (0,))
-    found = choose_edit_removal(seen, ("frame",))
-    assert found.trials["nothing"].moved > 0.2
-    assert found.trials[found.way].moved < 0.5 * found.trials["nothing"].moved
+    choice = choose_edit_removal(seen, ("frame",))
+    assert choice.trials["nothing"].moved > 0.2
+    assert choice.trials[choice.way].moved < 0.5 * choice.trials["nothing"].moved
 
 
 @pytest.mark.parametrize("method", ["vpt", "dear"])

@@ -31,10 +31,10 @@ def test_heic_is_read_as_files_and_as_bytes(photo) -> None:
     path, image = photo
     assert is_image_name(path.name)
     for source in (path, str(path), path.read_bytes()):
-        found = open_image(source)
-        assert found.mode == "RGB"
-        assert found.size == image.size
-        assert np.abs(np.asarray(found, dtype=int) - np.asarray(image, dtype=int)).mean() < 4
+        decoded = open_image(source)
+        assert decoded.mode == "RGB"
+        assert decoded.size == image.size
+        assert np.abs(np.asarray(decoded, dtype=int) - np.asarray(image, dtype=int)).mean() < 4
 
 
 def test_heic_is_turned_as_its_exif_says(tmp_path) -> None:

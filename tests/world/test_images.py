@@ -160,10 +160,10 @@ def test_only_exactly_rounded_operations_are_used() -> None:
 
 def test_the_square_root_is_correctly_rounded() -> None:
     values = torch.rand(2000, generator=torch.Generator().manual_seed(4))
-    for value, found in zip(values.tolist(), sqrt(values).tolist(), strict=True):
+    for value, root in zip(values.tolist(), sqrt(values).tolist(), strict=True):
         # The root lies between the midpoints to the neighboring floats: compared as exact fractions.
         below, above = (
-            (Fraction(found) + Fraction(float(np.nextafter(np.float32(found), np.float32(side))))) / 2
+            (Fraction(root) + Fraction(float(np.nextafter(np.float32(root), np.float32(side))))) / 2
             for side in (0, 2)
         )
         assert below**2 <= Fraction(value) <= above**2
@@ -256,9 +256,9 @@ def test_copies_are_as_many_as_told() -> None:
 
 def regions(mask: torch.Tensor) -> int:
     left = {(int(y), int(x)) for y, x in mask.nonzero()}
-    found = 0
+    count = 0
     while left:
-        found += 1
+        count += 1
         edge = [left.pop()]
         while edge:
             y, x = edge.pop()
@@ -266,7 +266,7 @@ def regions(mask: torch.Tensor) -> int:
                 if near in left:
                     left.remove(near)
                     edge.append(near)
-    return found
+    return count
 
 
 def test_exact_arithmetic_stands_in_for_sine_and_rotation() -> None:

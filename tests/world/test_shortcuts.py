@@ -23,11 +23,11 @@ def test_the_share_is_as_asked(kind: str, share: str) -> None:
     images = open_data(f"world:shortcut-{kind}@{share}", "train")
     values = values_of(images)
     assert values is not None
-    own = KINDS[kind].words
+    words = KINDS[kind].words
     pairs = Counter(zip(images.labels.tolist(), values, strict=True))
     for label in range(len(CLASSES)):
-        assert pairs[label, own[label]] == round(float(share) * 40)
-        others = [pairs[label, word] for word in own if word != own[label]]
+        assert pairs[label, words[label]] == round(float(share) * 40)
+        others = [pairs[label, word] for word in words if word != words[label]]
         assert max(others) - min(others) <= 1
     test = world_task(f"shortcut-{kind}@{share}", "test")
     cells = Counter(zip(test.labels.tolist(), test.groups or (), strict=True))
