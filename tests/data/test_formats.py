@@ -286,6 +286,19 @@ def test_a_box_of_one_pixel_is_no_fraction_where_others_are_pixels(tmp_path: Pat
     assert sizes == [[(1, 1), (9, 9)], [(10, 8), (20, 16)]]
 
 
+def test_a_frame_may_lack_labels_whatever_its_column_types(photos: Path) -> None:
+    paths = [path for path, _ in rows_of(photos)]
+    for labels, classes in (
+        (pandas.Series([0.0, 1.0, None, 1.0] * 2), ("0", "1")),
+        (pandas.Series(["red", "blue", None, "blue"] * 2, dtype="string"), ("blue", "red")),
+    ):
+        images = open_data(pandas.DataFrame({"path": paths, "label": labels}), "all")
+        assert images.classes == classes
+        assert len(images) == 6
+    with pytest.raises(DataError, match=r"0\.5"):
+        open_data(pandas.DataFrame({"path": paths, "label": [0.5, 1] * 4}), "all")
+
+
 def test_frames_of_arrays_and_pillow_images() -> None:
     array = np.full((8, 6, 3), 7, dtype=np.uint8)
     frame = pandas.DataFrame({"image": [array, Image.fromarray(array)], "label": ["a", "b"]})

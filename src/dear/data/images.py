@@ -196,6 +196,8 @@ def _item(images: ImageSet, index: int) -> tuple[Image.Image, int]:
             "split"
         ) from None
     count = len(images)
+    if count == 0:
+        raise IndexError(f"the set has no images, got the index {index}")
     if not -count <= index < count:
         raise IndexError(f"index must be from {-count} to {count - 1}, got {index}")
     index %= count
@@ -223,14 +225,20 @@ class FileImages(BaseImageSet):
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.paths):
-            raise DataError(f"{self.name}: {len(self.paths)} images but {len(self.labels)} labels")
+            raise DataError(
+                f"{self.name}: labels must be {len(self.paths)}, one per image, got {len(self.labels)}"
+            )
         invalid = next((path for path in self.paths if not is_utf8(path)), None)
         if invalid is not None:
             raise DataError(f"{self.name}: the file name {invalid!r} is not UTF-8; rename the file")
         if self.domains is not None and len(self.domains) != len(self.paths):
-            raise DataError(f"{self.name}: {len(self.paths)} images but {len(self.domains)} domains")
+            raise DataError(
+                f"{self.name}: domains must be {len(self.paths)}, one per image, got {len(self.domains)}"
+            )
         if self.groups is not None and len(self.groups) != len(self.paths):
-            raise DataError(f"{self.name}: {len(self.paths)} images but {len(self.groups)} groups")
+            raise DataError(
+                f"{self.name}: groups must be {len(self.paths)}, one per image, got {len(self.groups)}"
+            )
 
     def path(self, index: int) -> Path:
         """The file of an image."""

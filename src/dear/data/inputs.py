@@ -142,7 +142,7 @@ def missing_labels(labels: Sequence[Any]) -> list[int]:
     >>> missing_labels(["cat", None, "dog", float("nan")])
     [1, 3]
     """
-    return [index for index, label in enumerate(labels) if _is_missing(label)]
+    return [index for index, label in enumerate(labels) if is_missing(label)]
 
 
 def unlabeled_indices(labels: Any) -> list[int]:
@@ -159,12 +159,19 @@ def unlabeled_indices(labels: Any) -> list[int]:
     return [index for index, label in enumerate(values) if label is None or (are_numbers and label == -1)]
 
 
-def _is_missing(label: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Whether a value is None, NaN, or another mark of a missing value.
+
+    >>> [is_missing(value) for value in (None, float("nan"), 0, "")]
+    [True, True, False, False]
+    """
+    if isinstance(value, np.ndarray):
+        return False
     try:
-        return label is None or bool(label != label)  # noqa: PLR0124 - NaN and NaT differ from themselves
+        return value is None or bool(value != value)  # noqa: PLR0124 - NaN and NaT differ from themselves
     except TypeError:  # pandas.NA has no truth value
         return True
-    except ValueError:  # an array
+    except ValueError:  # a tensor
         return False
 
 

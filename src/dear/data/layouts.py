@@ -69,19 +69,22 @@ def _read_split(benchmark: Benchmark, home: Path) -> Listing:
     except DearError as error:
         raise DataError(f"{error}: it comes from {COOP}") from error
     if not isinstance(table, dict) or not table:
-        raise DataError(f"{file}: is not a split file of lists by split")
+        raise DataError(
+            f"{file}: a split file must be an object with a list per split, got {str(table)[:40]!r}"
+        )
     inside = ConfinedPaths(home / benchmark.images)
     names: dict[int, str] = {}
     splits: dict[str, list[tuple[str, int]]] = {}
     for split, rows in table.items():
         if not isinstance(rows, list):
-            raise DataError(f"{file}: its split {split!r} is not a list")
+            raise DataError(f"{file}: split {split!r} must be a list, got {str(rows)[:40]!r}")
         splits[split] = []
         for number, row in enumerate(rows, 1):
             path, label, name = _parse_split_row(row, f"{file}, {split} row {number}")
             if names.setdefault(label, name) != name:
                 raise DataError(
-                    f"{file}, {split} row {number}: label {label} is {names[label]!r} and {name!r}"
+                    f"{file}, {split} row {number}: label {label} must have one class name, got "
+                    f"{names[label]!r} and {name!r}"
                 )
             splits[split].append((inside.check(path, f"{file}, {split} row {number}"), label))
     order = {label: number for number, label in enumerate(sorted(names))}
@@ -95,7 +98,7 @@ def _parse_split_row(row: Any, where: str) -> tuple[str, int, str]:
     match row:
         case [str(path), int(label), str(name)] if not isinstance(label, bool):
             return path, label, name
-    raise DataError(f"{where}: is not [path, label, class name]")
+    raise DataError(f"{where}: must be [path, label, class name], got {str(row)[:80]}")
 
 
 def _read_imagenet(benchmark: Benchmark, home: Path) -> Listing:
@@ -129,7 +132,7 @@ def _read_class_names(home: Path) -> dict[str, str]:
     for number, line in enumerate(_read_lines(file), 1):
         wordnet, _, name = line.partition(" ")
         if not name:
-            raise DataError(f"{file}, line {number}: is not a WordNet id and a name")
+            raise DataError(f"{file}, line {number}: must be a WordNet id and a name, got {line[:80]!r}")
         names[wordnet] = underscores_to_spaces(name)
     return dict(sorted(names.items()))
 
@@ -273,7 +276,7 @@ def _read_celeba_list(
         if not cells:
             continue
         if len(cells) != len(header):
-            raise DataError(f"{file}, line {number}: has {len(cells)} entries instead of {len(header)}")
+            raise DataError(f"{file}, line {number}: must have {len(header)} entries, got {len(cells)}")
         yield f"{file}, line {number}", dict(zip(header, cells, strict=True))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from dear.data.inputs import is_missing
 from dear.data.paths import read_list
 from dear.data.stored import CellReader, ParquetCells, decode_cell
 from dear.errors import DataError, DearError, InputError
@@ -57,15 +57,12 @@ def frame_records(frame: Any) -> tuple[Iterator[tuple[int, Record]], CellReader 
             "and labels in lists use dear.Classifier().fit(images, labels)"
         )
     rows = frame.to_dicts() if hasattr(frame, "to_dicts") else frame.to_dict("records")
-    records = [{str(key).lower(): _none_if_nan(value) for key, value in row.items()} for row in rows]
+    records = [
+        {str(key).lower(): None if is_missing(value) else value for key, value in row.items()} for row in rows
+    ]
     cells = IMAGE in _lowercase(frame.columns) and "path" not in _lowercase(frame.columns)
     reader = _ListedCells([row.get(IMAGE) for row in records], "frame") if cells else None
     return iter(enumerate(records, 1)), reader
-
-
-def _none_if_nan(value: Any) -> Any:
-    """A value of a frame; None for NaN."""
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _lowercase(names: Iterable[Any]) -> list[str]:
@@ -204,5 +201,5 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Record]]:
         except DearError as error:
             raise DataError(str(error)) from error
         if not isinstance(record, dict):
-            raise DataError(f"{path}, row {number}: is not a JSON object")
+            raise DataError(f"{path}, row {number}: must be a JSON object, got {line[:40]!r}")
         yield number, record

@@ -197,5 +197,5 @@ def read_draw(path: str | os.PathLike[str], images: ImageSet) -> list[int]:
             raise DataError(f"{where}: the image {record['path']!r} is drawn twice")
         chosen[index] = None
     if not chosen:
-        raise DataError(f"{path}: the draw is empty")
+        raise DataError(f"{path}: a draw must name at least one image, got none")
     return list(chosen)

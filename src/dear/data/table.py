@@ -315,9 +315,10 @@ def _parse_box(record: Record, present: frozenset[str], where: str, margin: floa
 
 
 def _parse_cell(value: Any, column: str, where: str) -> str:
-    """A cell as text: JSON may also give whole numbers as labels."""
-    if isinstance(value, int) and not isinstance(value, bool) and column == "label":
-        return str(value)
+    """A cell as text; labels may also be whole numbers, which frames with missing labels hold as floats."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if column == "label" and is_number and value == value // 1:
+        return str(int(value))
     if not isinstance(value, str):
         raise DataError(f"{where}: {column} must be text, got {value!r}")
     if not value.strip() and column not in ("label", "parent"):
