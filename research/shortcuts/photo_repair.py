@@ -19,6 +19,7 @@ from dear.data.images import ImageSet
 from dear.heads.collect import HeadContributions, collect_contributions
 from dear.runs.model import Model
 from dear.runs.spec import Spec
+from dear.shortcuts.edit_plan import edited_features
 from dear.shortcuts.edit_trials import (
     choose_edit_removal,
     remove_directions,
@@ -28,7 +29,6 @@ from dear.shortcuts.edit_trials import (
 )
 from dear.shortcuts.edited_images import EditedImages
 from dear.shortcuts.find import Shortcut, find_shortcuts
-from dear.shortcuts.plan import edited_features
 from dear.shortcuts.properties import measure_properties
 from dear.shortcuts.removal import Removal
 from dear.shortcuts.trials import fit_classifier, unit_features

@@ -11,7 +11,7 @@ from dear.data.duplicates import difference_hash
 from dear.data.images import ListedImages
 from dear.errors import UsageError
 from dear.shortcuts.edits import recompress
-from dear.shortcuts.files import read_metadata
+from dear.shortcuts.metadata import read_metadata
 from dear.shortcuts.properties import (
     PROPERTIES,
     blockiness,

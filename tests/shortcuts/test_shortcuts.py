@@ -13,9 +13,9 @@ from sklearn.metrics import roc_auc_score
 from dear.data.images import ListedImages
 from dear.errors import UsageError
 from dear.shortcuts.edits import recompress, shade_corners
-from dear.shortcuts.files import FileMetadata
 from dear.shortcuts.find import auc, find_shortcuts, limit_for, search_properties
 from dear.shortcuts.marks import place_of
+from dear.shortcuts.metadata import FileMetadata
 from dear.shortcuts.properties import ImageMeasurements, measure_properties
 from dear.shortcuts.without import Without
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import dear
-import dear.shortcuts.plan
+import dear.shortcuts.edit_plan
 import dear.train.setup.prepare as setup
 from dear.bench.cells import resolve_defaults
 from dear.clip import Clip
@@ -22,7 +22,7 @@ from dear.errors import UsageError
 from dear.methods import METHODS
 from dear.methods.base import Method
 from dear.runs.spec import Spec
-from dear.shortcuts.plan import plan_edits
+from dear.shortcuts.edit_plan import plan_edits
 from dear.train.setup.prepare import prepare
 
 GUIDE = Path(__file__).parents[2] / "docs/extending.md"
@@ -98,7 +98,7 @@ def test_options_called_focus_and_views_are_ordinary(mini: Clip, monkeypatch: py
 def test_concepts_and_properties_are_removed_together_from_many_images(
     mini: Clip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dear.shortcuts.plan, "MAX_IMAGES", 6)  # fewer than the training images
+    monkeypatch.setattr(dear.shortcuts.edit_plan, "MAX_IMAGES", 6)  # fewer than the training images
     by_directions = partial(_plan_by_directions, plan_edits)
     monkeypatch.setattr(setup, "plan_edits", by_directions)
     spec = Spec(method="linear-probe", without=("location", "brightness"), way="words", **DATA)

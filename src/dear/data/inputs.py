@@ -196,18 +196,18 @@ def label_names(labels: Sequence[Any], names: Any) -> tuple[str, ...]:
             raise InputError(
                 f"class_names must have {len(labels)} names, one per label, got {len(names)} class names"
             )
-        words = [str(name) for name in names]
+        texts = [str(name) for name in names]
     else:
         missing = [label for label in labels if label not in names]
         if missing:
             raise InputError(
                 f"class_names must name each label, but has no name for the label {missing[0]!r}"
             )
-        words = [str(names[label]) for label in labels]
-    for index, word in enumerate(words):
-        if words.index(word) < index:
+        texts = [str(names[label]) for label in labels]
+    for index, text in enumerate(texts):
+        if texts.index(text) < index:
             raise InputError(
-                f"the labels {labels[words.index(word)]!r} and {labels[index]!r} are both named {word!r}; "
+                f"the labels {labels[texts.index(text)]!r} and {labels[index]!r} are both named {text!r}; "
                 "rename one or merge them"
             )
-    return tuple(words)
+    return tuple(texts)

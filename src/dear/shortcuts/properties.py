@@ -16,7 +16,7 @@ from PIL import Image
 from dear.data.duplicates import Prints
 from dear.data.images import ImageSet
 from dear.errors import UsageError
-from dear.shortcuts.files import FileMetadata, read_metadata
+from dear.shortcuts.metadata import FileMetadata, read_metadata
 from dear.utils.parallel import map_threads
 from dear.utils.progress import Progress, silent
 

@@ -25,7 +25,7 @@ from dear.runs.model import Model
 from dear.runs.spec import Spec
 from dear.shortcuts.causal import EditedSet, causal_test, edit_held_out
 from dear.shortcuts.directions import random_directions
-from dear.shortcuts.plan import EditPlan
+from dear.shortcuts.edit_plan import EditPlan
 from dear.shortcuts.removal import Removal, combine, remove_heads
 from dear.shortcuts.without import RemovedConcepts, Without
 from dear.tasks.audit.properties import label_predictor

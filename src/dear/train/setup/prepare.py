@@ -32,9 +32,9 @@ from dear.methods.texts import ClassTexts
 from dear.runs.class_lists import find_twins
 from dear.runs.recipe import Recipe
 from dear.runs.spec import Spec, data_digest
+from dear.shortcuts.edit_plan import EditPlan, plan_edits, split_without
 from dear.shortcuts.edit_trials import WAYS as EDIT_WAYS
 from dear.shortcuts.edited_images import JoinedImages
-from dear.shortcuts.plan import EditPlan, plan_edits, split_without
 from dear.shortcuts.removal import combine
 from dear.shortcuts.without import RemovedConcepts, Without, remove_concepts
 from dear.train.frozen import SHARED_VIEWS
