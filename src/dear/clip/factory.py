@@ -49,7 +49,7 @@ def load(
     except RuntimeError as error:
         raise UsageError(f"device must be a PyTorch device, got {device!r} ({reason_of(error)})") from None
     if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise UsageError(f"dtype must be float32, float64, bfloat16 or float16, got {dtype}")
+        raise UsageError(f"dtype must be torch.float32, float64, bfloat16 or float16, got {dtype!r}")
     name, path = locate(source)
     checkpoint_stamp = stamp(path)
     clip = build(read_checkpoint(path, activation), name, device, dtype)

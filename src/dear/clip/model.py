@@ -205,9 +205,14 @@ class Clip(nn.Module):
         """Normalized pixels [B, 3, S, S] of one or several images; pixels are moved to the device.
 
         Raises:
-            InputError: an image cannot be read.
+            InputError: an image cannot be read, or the pixels are not floating-point numbers.
         """
         if isinstance(images, Tensor):
+            if not images.is_floating_point():
+                raise InputError(
+                    f"pixels must be normalized floats [B, 3, S, S], got {images.dtype}; pass a list of "
+                    "images, or the result of preprocess"
+                )
             return images.to(self.device)
         sources = _sources(images)
         if not sources:
@@ -224,7 +229,7 @@ class Clip(nn.Module):
                 paths, bytes of image files, Pillow images, or arrays.
 
         Raises:
-            InputError: an image cannot be read, or the pixels have another shape.
+            InputError: an image cannot be read, or the pixels have another shape or type.
 
         Example:
             >>> from PIL import Image
@@ -233,7 +238,7 @@ class Clip(nn.Module):
             torch.Size([2, 512])
         """
         if isinstance(images, Tensor):
-            return self._encode_pixels(images.to(self.device))
+            return self._encode_pixels(self.pixels(images))
         sources = _sources(images)
         parts = [
             self._encode_pixels(self.pixels(sources[start : start + _IMAGES_AT_ONCE]))
@@ -258,6 +263,8 @@ class Clip(nn.Module):
         if isinstance(texts, str):
             texts = [texts]
         ids = texts if isinstance(texts, Tensor) else self.tokenize(texts)
+        if ids.ndim != 2 or ids.is_floating_point():
+            raise InputError(f"token ids must be whole numbers [N, T], got {ids.dtype} {list(ids.shape)}")
         if isinstance(texts, Tensor) and ids.numel():
             low, high = int(ids.min()), int(ids.max())  # an id out of range would break the CUDA context
             if not 0 <= low <= high < self.config.text.vocab:
