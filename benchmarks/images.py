@@ -8,8 +8,9 @@
 - `pixels`: 512 x 512 JPEG files to normalized pixels: ours, and Pillow with bicubic resizing; in threads.
 - `predict`: zero-shot answers of a folder with a model of `--shape`: ours, and transformers' image processor
   and CLIPModel behind a DataLoader with `--workers` processes.
-- `gpu`: what a GPU waits for, within `--seconds`: `dear embed` of a folder beside its engine alone (pixels on
-  the device) and the same DataLoader; the first epoch of `dear adapt` beside a DataLoader with 8 processes;
+- `gpu`: what a GPU waits for, within `--seconds`: `dear embed` of a folder compared with its engine alone
+  (pixels on the device) and the same DataLoader; the first epoch of `dear adapt` compared with a DataLoader
+  with 8 processes;
   views of files by the GPU's decoder, by the CPU and by torchvision. Rows are written as they come; a stage
   that fails or takes too long is named and left out.
 - `feed`: JPEG files to training views on the device, in each of three epochs. Ours decodes each image once,
@@ -17,7 +18,7 @@
   with Pillow in worker processes, in every epoch. Both return views of the same distribution.
 - `precision`: for how many images of `--data` answers in bfloat16 are those in float32.
 - `start`: a whole process: `dear --help` and `dear predict` of one image; `--base` names another source tree.
-- `cpu`: the image tower on this CPU beside transformers and onnxruntime, float32 and bfloat16.
+- `cpu`: the image tower on this CPU compared with transformers and onnxruntime, float32 and bfloat16.
 - `batches`: the image tower with batches of 1 to 64 images.
 
 Ways take turns and medians are compared, so that whatever else the machine does falls on all; `--cpu-time`
@@ -124,8 +125,8 @@ class TransformersFolder(torch.utils.data.Dataset[Tensor]):
 
 def features_of(model: Any, pixels: Tensor) -> Tensor:
     """Image features of a transformers model, whatever its version returns."""
-    found = model.get_image_features(pixel_values=pixels)
-    return found if isinstance(found, Tensor) else found.pooler_output
+    output = model.get_image_features(pixel_values=pixels)
+    return output if isinstance(output, Tensor) else output.pooler_output
 
 
 def loader_of(
@@ -142,7 +143,7 @@ def loader_of(
 
 @contextmanager
 def photos(count: int, size: tuple[int, int] = (500, 375), distinct: int = 400) -> Iterator[list[Path]]:
-    """Paths of so many JPEG files, of which some hundred are distinct."""
+    """Paths of `count` JPEG files, of which `distinct` differ."""
     with photo_folder(min(count, distinct), size) as folder:
         made = sorted(folder.rglob("*.jpg"))
         for number in range(len(made), count):
@@ -178,24 +179,24 @@ def pixels(options: argparse.Namespace) -> list[Row]:
         }
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        taken = medians(
+        times = medians(
             {name: partial(_all, way, contents) for name, way in ways.items()},
             options.repeats,
             warm_up=1,
             clock=options.clock,
         )
         torch.set_num_threads(threads)
-        rows += ratios("pixels, one core", "ms an image", {n: 1e3 * s / len(paths) for n, s in taken.items()})
+        rows += ratios("pixels, one core", "ms an image", {n: 1e3 * s / len(paths) for n, s in times.items()})
         if not options.cpu_time:
             for count in options.threads:
                 with ThreadPoolExecutor(count) as pool:
-                    taken = medians(
+                    times = medians(
                         {name: partial(_all, way, contents, pool) for name, way in ways.items()},
                         options.repeats,
                         warm_up=1,
                     )
-                own = {name: len(paths) / seconds for name, seconds in taken.items()}
-                rows += ratios(f"pixels, {count} threads", "images/s", own, rate=True)
+                speeds = {name: len(paths) / seconds for name, seconds in times.items()}
+                rows += ratios(f"pixels, {count} threads", "images/s", speeds, rate=True)
     return rows
 
 
@@ -218,27 +219,29 @@ def on_device(options: argparse.Namespace, paths: Sequence[Path]) -> list[Row]:
         from torchvision.io import ImageReadMode, decode_jpeg
 
         def torchvision() -> None:
-            found = torch.stack(decode_jpeg(contents, ImageReadMode.RGB, device=options.device)).float()
-            small = torch.nn.functional.interpolate(found, (224, 224), mode="bicubic", antialias=True)
+            output = torch.stack(decode_jpeg(contents, ImageReadMode.RGB, device=options.device)).float()
+            small = torch.nn.functional.interpolate(output, (224, 224), mode="bicubic", antialias=True)
             small.round_().clamp_(0, 255)
             wait(options.device)
 
         ways["torchvision, content in memory"] = torchvision
-    taken = medians(ways, options.repeats, warm_up=1)
-    own = {name: len(paths) / seconds for name, seconds in taken.items()}
-    return ratios("views on the GPU", "images/s", own, rate=True)
+    times = medians(ways, options.repeats, warm_up=1)
+    speeds = {name: len(paths) / seconds for name, seconds in times.items()}
+    return ratios("views on the GPU", "images/s", speeds, rate=True)
 
 
 def predict(options: argparse.Namespace) -> list[Row]:
     """Answers of a folder, from files to names."""
     with tempfile.TemporaryDirectory() as folder, photos(options.images) as paths:
-        theirs = transformers_model(options.shape, Path(folder))
+        reference = transformers_model(options.shape, Path(folder))
         clip = dear.load(folder)
         model = Model(build_method("zeroshot", clip, CLASSES))
         ids = clip.tokenize([f"a photo of a {name}." for name in CLASSES])
         with torch.no_grad():
-            found = theirs.get_text_features(input_ids=ids)
-            text = torch.nn.functional.normalize(found if isinstance(found, Tensor) else found.pooler_output)
+            output = reference.get_text_features(input_ids=ids)
+            text = torch.nn.functional.normalize(
+                output if isinstance(output, Tensor) else output.pooler_output
+            )
         answers: dict[str, list[str]] = {}
 
         def ours() -> None:
@@ -248,17 +251,17 @@ def predict(options: argparse.Namespace) -> list[Row]:
         def by_transformers() -> None:
             size, names = clip.config.vision.image_size, []
             for batch in loader_of(paths, size, 16, options.workers, torch.device("cpu")):
-                features = torch.nn.functional.normalize(features_of(theirs, batch))
+                features = torch.nn.functional.normalize(features_of(reference, batch))
                 names += [CLASSES[best] for best in (features @ text.T).argmax(-1).tolist()]
             answers["transformers"] = names
 
         ways = {f"transformers, {options.workers} workers": by_transformers, "dear": ours}
         clock = _all_processors if options.cpu_time else timer
-        taken = medians(ways, options.repeats, warm_up=0, clock=clock)
+        times = medians(ways, options.repeats, warm_up=0, clock=clock)
         same = np.mean([a == b for a, b in zip(answers["dear"], answers["transformers"], strict=True)])
         print(f"the same answer for {100 * same:.1f}% of {len(paths)} images")
-        own = {name: len(paths) / seconds for name, seconds in taken.items()}
-        return ratios(f"predict, {options.shape}", "images/s", own, rate=True)
+        speeds = {name: len(paths) / seconds for name, seconds in times.items()}
+        return ratios(f"predict, {options.shape}", "images/s", speeds, rate=True)
 
 
 def features(options: argparse.Namespace) -> list[Row]:
@@ -269,19 +272,19 @@ def features(options: argparse.Namespace) -> list[Row]:
     with photos(52, (500, 375)) as made:
         paths = sorted(options.data.rglob("*.jp*g"))[:52] if options.data else made
         contents = [path.read_bytes() for path in paths]
-    theirs = torch.stack([by_pillow(content, size, mean, std) for content in contents])
+    reference = torch.stack([by_pillow(content, size, mean, std) for content in contents])
     ours = torch.stack(
         [normalize(resize_crop(one, size), clip.config.mean, clip.config.std) for one in contents]
     )
-    steps = ((ours - theirs) * std * 255).abs().round()
-    wanted, found = clip.encode_image(theirs), clip.encode_image(ours)
-    off = (found - wanted).norm(dim=1) / wanted.norm(dim=1)
+    steps = ((ours - reference) * std * 255).abs().round()
+    expected, output = clip.encode_image(reference), clip.encode_image(ours)
+    off = (output - expected).norm(dim=1) / expected.norm(dim=1)
     values = {
         "largest of 255": steps.max(), "values off by more than 1": (steps > 1).sum(),
         "features, median": off.median(), "features, largest": off.max(),
     }  # fmt: skip
     return [
-        {"work": f"{len(paths)} views beside Pillow's", "way": name, "value": f"{float(value):.2e}",
+        {"work": f"{len(paths)} views compared with Pillow's", "way": name, "value": f"{float(value):.2e}",
          "unit": "", "dear_is_faster": ""}
         for name, value in values.items()
     ]  # fmt: skip
@@ -301,9 +304,9 @@ def precision(options: argparse.Namespace) -> list[Row]:
     whole = logits("float32")
     others = {"bfloat16 as float32": logits("bfloat16")}
     rows = []
-    for way, found in others.items():
-        print(f"{way}: scores are {float((found - whole).abs().max()):.1e} apart at most")
-        same = int((whole.argmax(1) == found.argmax(1)).sum())
+    for way, output in others.items():
+        print(f"{way}: scores are {float((output - whole).abs().max()):.1e} apart at most")
+        same = int((whole.argmax(1) == output.argmax(1)).sum())
         rows.append({"work": f"answers for {len(data)} images", "way": way, "value": str(same),
                      "unit": "images", "dear_is_faster": ""})  # fmt: skip
     return rows
@@ -338,7 +341,7 @@ def gpu(options: argparse.Namespace) -> Iterator[list[Row]]:
 
 @contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the block after so many seconds."""
+    """Raise TimeoutError in the block after some seconds."""
 
     def late(*_: object) -> None:
         raise TimeoutError(f"{seconds:.0f} s were left for it")
@@ -389,8 +392,8 @@ def _embed(
             over_batches(images, lambda *some: tower.encode_image(pixels_for(tower, *some)).cpu(), clip)
 
     run(paths[-1].parent)  # libraries are loaded, kernels compiled
-    taken = medians({"dear": partial(run, paths[0].parent.parent)}, options.repeats, warm_up=0)["dear"]
-    rates["dear"] = len(paths) / taken
+    times = medians({"dear": partial(run, paths[0].parent.parent)}, options.repeats, warm_up=0)["dear"]
+    rates["dear"] = len(paths) / times
     what = "embed" if parquet else "embed without Parquet"
     return ratios(f"{what}, {options.shape}", "images/s", rates, rate=True)
 
@@ -410,11 +413,11 @@ def _by_transformers(
             features_of(model, batch.to(device, model.dtype, non_blocking=True)).float().cpu()
 
     seconds = medians({"transformers": once}, 1, warm_up=1)["transformers"]
-    own = {
+    speeds = {
         f"transformers, {options.workers} workers": len(paths) / seconds,
         "dear": rates.get("dear", math.nan),
     }
-    return ratios(f"embed, {options.shape}", "images/s", own, rate=True)[:1]
+    return ratios(f"embed, {options.shape}", "images/s", speeds, rate=True)[:1]
 
 
 def feed(options: argparse.Namespace) -> list[Row]:
@@ -435,9 +438,9 @@ def _epoch(options: argparse.Namespace, clip: Clip, paths: Sequence[Path]) -> li
     """The first epoch of a training: every file is decoded, views are cropped."""
     data = ListedImages(tuple(paths), torch.arange(len(paths)) % 4, tuple("abcd"))
     workers = 8 if options.device.type == "cuda" else options.workers
-    found = feed_rates(data, clip, epochs=1, workers=(workers,))
-    own = {row["way"]: row["images_per_s"] for row in found}
-    return ratios("first epoch", "images/s", dict(reversed(own.items())), rate=True)
+    output = feed_rates(data, clip, epochs=1, workers=(workers,))
+    speeds = {row["way"]: row["images_per_s"] for row in output}
+    return ratios("first epoch", "images/s", dict(reversed(speeds.items())), rate=True)
 
 
 def start(options: argparse.Namespace) -> list[Row]:
@@ -503,29 +506,29 @@ def cpu(options: argparse.Namespace) -> list[Row]:
     rows = []
     for shape in options.shapes:
         with tempfile.TemporaryDirectory() as folder:
-            theirs = transformers_model(shape, Path(folder))
+            reference = transformers_model(shape, Path(folder))
             clip = dear.load(folder)
             half, compiled = clip.cast(torch.bfloat16), _onnx(clip, folder)
             small = None if compiled is None else _onnx(clip, folder, int8=True)
             size = clip.config.vision.image_size
             for batch in (1, 16):
-                given = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
+                inputs = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
                 ways: dict[str, Callable[[], Any]] = {
-                    "transformers": partial(features_of, theirs, given),
-                    "dear": partial(clip.encode_image, given),
-                    "dear, bfloat16": partial(half.encode_image, given),
+                    "transformers": partial(features_of, reference, inputs),
+                    "dear": partial(clip.encode_image, inputs),
+                    "dear, bfloat16": partial(half.encode_image, inputs),
                 }
                 if compiled is not None:
-                    ways["onnxruntime"] = partial(compiled, given)
+                    ways["onnxruntime"] = partial(compiled, inputs)
                 if small is not None:
-                    ways["onnxruntime, int8"] = partial(small, given)
+                    ways["onnxruntime, int8"] = partial(small, inputs)
                 with torch.no_grad():
-                    taken = medians(ways, options.repeats, warm_up=1, clock=options.clock)
-                    wanted = clip.encode_image(given)
+                    times = medians(ways, options.repeats, warm_up=1, clock=options.clock)
+                    expected = clip.encode_image(inputs)
                     for name, way in ways.items():
-                        off = (torch.as_tensor(way()).float() - wanted).norm() / wanted.norm()
+                        off = (torch.as_tensor(way()).float() - expected).norm() / expected.norm()
                         print(f"{shape}, batch {batch}, {name}: {float(off):.1e} from dear in float32")
-                ms = {name: 1e3 * seconds for name, seconds in taken.items()}
+                ms = {name: 1e3 * seconds for name, seconds in times.items()}
                 rows += ratios(f"image tower, {shape}, batch {batch}", "ms", ms)
     return rows
 
@@ -536,13 +539,13 @@ def batches(options: argparse.Namespace) -> list[Row]:
         transformers_model(options.shape, Path(folder))
         clip = dear.load(folder)
     size = clip.config.vision.image_size
-    given = {batch: torch.randn(batch, 3, size, size) for batch in (1, 4, 8, 16, 32, 64)}
-    ways = {str(batch): partial(clip.encode_image, pixels) for batch, pixels in given.items()}
-    taken = medians(ways, options.repeats, warm_up=1, clock=options.clock)
-    ms = {f"batch {name}": 1e3 * seconds / int(name) for name, seconds in taken.items()}
-    own = images_at_once(clip)
+    inputs = {batch: torch.randn(batch, 3, size, size) for batch in (1, 4, 8, 16, 32, 64)}
+    ways = {str(batch): partial(clip.encode_image, pixels) for batch, pixels in inputs.items()}
+    times = medians(ways, options.repeats, warm_up=1, clock=options.clock)
+    ms = {f"batch {name}": 1e3 * seconds / int(name) for name, seconds in times.items()}
+    at_once = images_at_once(clip)
     work = f"image tower, {options.shape}, in batches"
-    return ratios(f"{work}; {own} at once is taken", "ms an image", ms, own="batch 32")
+    return ratios(f"{work}; {at_once} at once is taken", "ms an image", ms, anchor="batch 32")
 
 
 def _onnx(clip: Clip, folder: str, int8: bool = False) -> Callable[[Tensor], Any] | None:
@@ -558,8 +561,8 @@ def _onnx(clip: Clip, folder: str, int8: bool = False) -> Callable[[Tensor], Any
     if int8:
         from onnxruntime.quantization import quantize_dynamic
 
-        given, path = path, str(Path(folder) / "int8.onnx")
-        quantize_dynamic(given, path)
+        inputs, path = path, str(Path(folder) / "int8.onnx")
+        quantize_dynamic(inputs, path)
     else:
         torch.onnx.export(
             traceable_clip(clip).visual,
@@ -573,7 +576,7 @@ def _onnx(clip: Clip, folder: str, int8: bool = False) -> Callable[[Tensor], Any
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
-    return lambda given: session.run(None, {"pixels": given.numpy()})[0]
+    return lambda inputs: session.run(None, {"pixels": inputs.numpy()})[0]
 
 
 PARTS = {
@@ -583,10 +586,10 @@ PARTS = {
 
 
 def ratios(
-    work: str, unit: str, values: dict[str, float], rate: bool = False, own: str = "dear"
+    work: str, unit: str, values: dict[str, float], rate: bool = False, anchor: str = "dear"
 ) -> list[Row]:
     """Rows whose last column says how many times faster ours is than each; the first way is the anchor."""
-    ours = values[own]
+    ours = values[anchor]
     return [
         {
             "work": work,
@@ -627,8 +630,8 @@ def main() -> None:
     options.clock = time.process_time if options.cpu_time else timer
     clock = "processor" if options.cpu_time else "wall"
     for part in options.parts:
-        found: Any = PARTS[part](options)
-        for rows in [found] if isinstance(found, list) else found:
+        output: Any = PARTS[part](options)
+        for rows in [output] if isinstance(output, list) else output:
             for row in rows:
                 print(
                     f"{row['work']:40} {row['way']:28} {row['value']:>9} {row['unit']:12} "

@@ -1,4 +1,4 @@
-"""Images per second of plain CLIP and of DeAR fused, beside transformers' and timm's model of the same shape.
+"""Images per second of plain CLIP and of DeAR fused, compared with transformers and timm at the same shape.
 
     python benchmarks/inference.py --device cuda --csv benchmarks/results/inference.csv
     python benchmarks/inference.py --device cpu --batch 1 8 --repeats 5

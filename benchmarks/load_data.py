@@ -1,4 +1,4 @@
-"""Many images and many classes: time and memory of the commands, each in a process of its own.
+"""Many images and many classes: time and memory of the commands, each in a separate process.
 
 `python benchmarks/load_data.py` makes a folder of 100,000 images in ten classes and one of 10,000 classes
 with an image each (in a temporary folder, 0.5 GB of blocks), and runs `dear` on them. One thread.
@@ -38,13 +38,14 @@ def dear(title: str, *arguments: str) -> None:
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stderr is not None
-    said, complained = child.stdout.read(), child.stderr.read()
+    output, errors = child.stdout.read(), child.stderr.read()
     _, status, used = os.wait4(child.pid, 0)
     seconds = time.perf_counter() - began
     if status != 0:
-        sys.exit(f"{title} failed: {complained[-2000:]}")
+        sys.exit(f"{title} failed: {errors[-2000:]}")
     print(
-        f"{title:58} {seconds:7.1f} s  {used.ru_maxrss / 1024:7.0f} MiB  {len(said):,} characters", flush=True
+        f"{title:58} {seconds:7.1f} s  {used.ru_maxrss / 1024:7.0f} MiB  {len(output):,} characters",
+        flush=True,
     )
 
 

@@ -41,7 +41,7 @@ def main() -> None:
     torch.set_num_threads(1)
     train, test = open_data("world:textures", "train"), open_data("world:textures", "test")
     few = test.subset(range(0, len(test), max(1, len(test) // 10)))
-    asked = [few.image(index) for index in range(4)]
+    queries = [few.image(index) for index in range(4)]
     clip = load("mini")
     total, began = round(144 * options.days), time.monotonic()
     seen: list[tuple[float, int, int]] = []
@@ -54,7 +54,7 @@ def main() -> None:
             model = load_run(run, clip)
             evaluate(model, few)
             for _ in range(10):
-                Model.of(model).answers(asked, top=2)
+                Model.of(model).answers(queries, top=2)
             shutil.rmtree(run)
             if number % options.every == 0:
                 gc.collect()

@@ -1,7 +1,7 @@
 """Many people in the studio at once: errors, waiting times, and the server's memory.
 
 `python benchmarks/load_studio.py --users 20 --minutes 5` starts `dear studio` as a person does and lets users
-visit it through gradio's client: they load the page, look at heads, classify and search with their own
+visit it through gradio's client: they load the page, look at heads, classify and search with their
 images, train, watch, compare result files, and now and then send a file that is no image.
 """
 
@@ -30,21 +30,21 @@ START = "from dear.cli import main; main()"
 
 
 class Visit:
-    """One user: a client of their own and a list of things to do."""
+    """One user: a client and a list of things to do."""
 
     def __init__(self, url: str, folder: Path, number: int) -> None:
         self.url, self.folder, self.rng = url, folder, random.Random(number)
         self.client = Client(url, verbose=False)
 
     def image(self) -> Any:
-        """An image of their own."""
+        """Another image than those of other users."""
         return handle_file(str(self.rng.choice(sorted(self.folder.glob("*.png")))))
 
     def page(self) -> None:
         """Load the page."""
-        found = httpx.get(self.url, timeout=60)
-        assert found.status_code == 200
-        assert "dear studio" in found.text
+        page = httpx.get(self.url, timeout=60)
+        assert page.status_code == 200
+        assert "dear studio" in page.text
 
     def heads(self) -> None:
         """The Heads tab."""
@@ -64,12 +64,12 @@ class Visit:
 
     def search(self) -> None:
         """The Retrieve tab."""
-        wanted = self.rng.choice(["Color", "Shape", "Texture"])
-        _, found = self.client.predict(self.image(), wanted, "", api_name="/retrieve")
-        assert found.count("<img ") == 8
+        attribute = self.rng.choice(["Color", "Shape", "Texture"])
+        _, page = self.client.predict(self.image(), attribute, "", api_name="/retrieve")
+        assert page.count("<img ") == 8
 
     def train(self) -> None:
-        """Start a training, or be told that one runs."""
+        """Start a training, or see that one runs already."""
         settings = ("world:textures", "dear", 2, 2, 1, "mini", "automatic", None)
         self.refused("a training is running", *settings, api_name="/train")
 
@@ -129,12 +129,12 @@ def main() -> None:
         command = [sys.executable, "-c", START, "studio", "--port", "0"]
         server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert server.stderr is not None
-        found = re.search(r"http://\S+", server.stderr.readline())
-        assert found is not None
+        page = re.search(r"http://\S+", server.stderr.readline())
+        assert page is not None
         complaints: list[str] = []
         threading.Thread(target=lambda: complaints.extend(server.stderr or ()), daemon=True).start()
         try:
-            visit(found[0], folder, server.pid, options.users, 60 * options.minutes)
+            visit(page[0], folder, server.pid, options.users, 60 * options.minutes)
         finally:
             server.terminate()
             server.wait()

@@ -30,11 +30,11 @@ def main() -> None:
             pixels = np.random.default_rng(0).standard_normal((batch, 3, size, size), dtype=np.float32)
             times: list[list[float]] = [[], []]
             for _ in range(options.repeats):
-                for model, own in zip(models, times, strict=True):
+                for model, seconds in zip(models, times, strict=True):
                     start = time.process_time()
                     model.run(pixels)
-                    own.append(time.process_time() - start)
-            before, after = (float(np.median(own)) for own in times)
+                    seconds.append(time.process_time() - start)
+            before, after = (float(np.median(seconds)) for seconds in times)
             record(
                 options.csv,
                 [

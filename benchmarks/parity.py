@@ -1,10 +1,10 @@
-"""Features of every family beside independent code, random weights, real sizes.
+"""Features of every family compared with independent code, random weights, real sizes.
 
     python benchmarks/parity.py --with transformers
     python benchmarks/parity.py --with open_clip --models ViT-B-16-SigLIP2 PE-Core-B-16
     python benchmarks/parity.py --with perception --code PATH
 
-Every tensor is made random, the model is written as its own project writes it, read by `dear.load`, and both
+Every tensor is made random, the model is written as its project writes it, read by `dear.load`, and both
 compute features of the same random images and token ids. Prints the largest difference of unit features. PATH
 is a copy of github.com/facebookresearch/perception_models.
 """
@@ -86,8 +86,8 @@ def with_transformers(folder: Path) -> float:
     }
     worst = []
     for number, (name, (model, end)) in enumerate(models.items()):
-        own, siglip2 = folder / str(number), name.startswith("SigLIP 2")
-        path = families.write_siglip2(model, own, 224) if siglip2 else families.write(model, own)
+        target, siglip2 = folder / str(number), name.startswith("SigLIP 2")
+        path = families.write_siglip2(model, target, 224) if siglip2 else families.write(model, target)
 
         def image(x: Tensor, model: Any = model, siglip2: bool = siglip2) -> Tensor:
             return (
@@ -108,8 +108,8 @@ def with_open_clip(folder: Path, names: list[str]) -> float:
     worst = []
     for name in names:
         model = randomize(open_clip.create_model(name))
-        own = folder / name
-        own.mkdir()
+        target = folder / name
+        target.mkdir()
         config: dict[str, object] = {"model_cfg": open_clip.get_model_config(name)}
         for word, (resize, filtered, mean) in IMAGES.items():
             if word in name:
@@ -117,11 +117,11 @@ def with_open_clip(folder: Path, names: list[str]) -> float:
                 config["preprocess_cfg"] = {
                     "mean": color, "std": color, "resize_mode": resize, "interpolation": filtered
                 }  # fmt: skip
-        (own / "open_clip_config.json").write_text(json.dumps(config))
+        (target / "open_clip_config.json").write_text(json.dumps(config))
         state = {key: t.contiguous() for key, t in model.state_dict().items()}
-        safetensors.torch.save_file(state, own / "open_clip_model.safetensors")
+        safetensors.torch.save_file(state, target / "open_clip_model.safetensors")
         end = None if "SigLIP" in name else 2 if "worldwide" in name else 49407
-        worst.append(compare(name, own, model.encode_image, model.encode_text, end))
+        worst.append(compare(name, target, model.encode_image, model.encode_text, end))
         del model, state
     return max(worst)
 

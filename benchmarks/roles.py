@@ -174,26 +174,26 @@ def main() -> None:
     ours(clip, ids[:64], small, small)  # warm-up: kernels are loaded, memory is claimed
     total = len(clip.config.vision.last_third) * clip.config.vision.heads
     literal(clip, ids[:64], small, small, small, 1)
-    mine, my_laps = ours(clip, ids, options.images, batch)
+    our_lists, our_laps = ours(clip, ids, options.images, batch)
     some, heads = options.literal_images or options.images, options.literal_heads or total
     some = min(options.images, -(-some // batch) * batch)  # whole batches: the same images
-    theirs, measured, scale = literal(clip, ids, options.images, batch, some, heads)
+    literal_lists, measured, scale = literal(clip, ids, options.images, batch, some, heads)
     their_laps = {name: value * scale[name] for name, value in measured.items()}
-    mine = mine.flatten(0, 1)[:heads]
-    same = int((mine == theirs).all(-1).sum())
+    our_lists = our_lists.flatten(0, 1)[:heads]
+    same = int((our_lists == literal_lists).all(-1).sum())
     row = {
         "model": options.model,
         "images": options.images,
         "phrases": options.phrases,
-        **{f"ours_{name}_s": round(value, 3) for name, value in my_laps.items()},
-        "ours_s": round(sum(my_laps.values()), 3),
+        **{f"ours_{name}_s": round(value, 3) for name, value in our_laps.items()},
+        "ours_s": round(sum(our_laps.values()), 3),
         **{f"literal_{name}_s": round(value, 3) for name, value in their_laps.items()},
         "literal_s": round(sum(their_laps.values()), 3),
-        "ratio": round(sum(their_laps.values()) / sum(my_laps.values()), 1),
+        "ratio": round(sum(their_laps.values()) / sum(our_laps.values()), 1),
         "literal_images_measured": some,
         "literal_heads_measured": f"{heads}/{total}",
         "same_lists": f"{same}/{heads}",
-        "same_phrases": round(float((mine == theirs).float().mean()), 4),
+        "same_phrases": round(float((our_lists == literal_lists).float().mean()), 4),
     }
     record(options.csv, [row], options.device)
 

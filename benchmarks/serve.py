@@ -2,7 +2,7 @@
 
     python benchmarks/serve.py direct --device cuda --decoders 14        # decoder, queue, engine; no HTTP
     python benchmarks/serve.py direct --device cpu --backbone mini --largest 32 --batches 32 --requests 3000
-    python benchmarks/serve.py http --backbone mini --requests 300       # `dear serve` beside plain FastAPI
+    python benchmarks/serve.py http --backbone mini --requests 300       # `dear serve` and plain FastAPI
     python benchmarks/serve.py threads --backbone mini                   # a CPU's threads and batch sizes
     python benchmarks/serve.py memory [--corrected]                      # a thousand run folders, loaded
 
@@ -54,8 +54,8 @@ def direct(options: argparse.Namespace) -> Rows:
     batching = Batching(options.largest, options.wait_ms / 1000, options.decoders)
     for batch in options.batches:  # the engine alone, decoded images; 1 adapter means identical ones
         chosen = [methods[:count] for count in options.adapters]
-        for own, seconds in zip(chosen, batch_seconds(engine, chosen, batch, options.repeats), strict=True):
-            yield {"what": "engine", "adapters": len(own), "batch": batch,
+        for group, seconds in zip(chosen, batch_seconds(engine, chosen, batch, options.repeats), strict=True):
+            yield {"what": "engine", "adapters": len(group), "batch": batch,
                    "images_per_s": round(batch / seconds, 1), "ms": round(1000 * seconds, 3)}  # fmt: skip
     used = round((memory(device) - before) / 1e6, 1)
     yield {"what": "memory", "adapters": len(methods), "megabytes": used}
@@ -71,9 +71,9 @@ def direct(options: argparse.Namespace) -> Rows:
     batch = options.batches[-1] if options.batches else 64
     for count in options.peft:
         dtype = matrix_dtype("auto", device)
-        found = peft_batch_seconds(clip.config, count, batch, device, dtype, options.repeats)
+        seconds = peft_batch_seconds(clip.config, count, batch, device, dtype, options.repeats)
         yield {"what": "peft LoRA rank 4", "adapters": count, "batch": batch,
-               "images_per_s": round(batch / found, 1), "ms": round(1000 * found, 3)}  # fmt: skip
+               "images_per_s": round(batch / seconds, 1), "ms": round(1000 * seconds, 3)}  # fmt: skip
 
 
 def threads(options: argparse.Namespace) -> Rows:
@@ -83,7 +83,7 @@ def threads(options: argparse.Namespace) -> Rows:
 
 
 def folders(options: argparse.Namespace) -> Rows:
-    """Rows of the memory of run folders on `mini`, each with a correction of its own if asked for."""
+    """Rows of the memory of run folders on `mini`, with `--corrected` each with another correction."""
     yield from memory_rows(dear.load("mini"), options.adapters, options.corrected)
 
 

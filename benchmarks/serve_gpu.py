@@ -4,7 +4,7 @@
     python benchmarks/serve_gpu.py --device cpu --backbone mini --adapters 20 --batches 1 8 --in-flight 8
 
 A random ViT-B/16, DeAR adapters of 100 classes made on the spot, JPEG files of 500 x 375 pixels. The two
-servers (the service, and plain FastAPI with the same model) are processes of their own, with the same random
+servers (the service, and plain FastAPI with the same model) are separate processes, with the same random
 weights, and get ready while adapters are made here; HTTP comes first when they are, so that it has its time.
 Rows of HTTP say the processor time of a request in the server's process alone (`server_ms`), its decoders not
 included. Every stage stops at its deadline; one that fails is printed and left out.
@@ -83,12 +83,13 @@ class Measuring:
         """Adapters with their texts encoded, as many as there is time for."""
         began, before = time.monotonic(), memory(self.device)
         until = _BEGAN + 0.4 * self.options.seconds
-        wanted, roles = (self.options.adapters, self.options.classes), roles_of(self.clip.config)
-        made = make_adapters(self.clip, *wanted, roles, until - 0.4 * (until - began))
+        count, classes = self.options.adapters, self.options.classes
+        seconds = until - 0.4 * (until - began)
+        waiting = make_adapters(self.clip, count, classes, roles_of(self.clip.config), seconds)
         side = self.clip.config.vision.image_size
         blank = torch.zeros(3, side, side, dtype=torch.uint8)
-        while made and (len(self.adapters) < 64 or time.monotonic() < until):
-            some, made = made[:32], made[32:]
+        while waiting and (len(self.adapters) < 64 or time.monotonic() < until):
+            some, waiting = waiting[:32], waiting[32:]
             self.engine.compute([ImageJob(blank, one) for one in some])
             self.adapters += some
         milliseconds, more = 1000 * (time.monotonic() - began), (memory(self.device) - before) / 1e6
@@ -99,21 +100,21 @@ class Measuring:
         for batch in self.options.batches:
             repeats = max(5, min(40, 480 // batch))
             groups = [self.adapters[:1], self.adapters]
-            for own, seconds in zip(
+            for group, seconds in zip(
                 groups, batch_seconds(self.engine, groups, batch, repeats, 1.5), strict=True
             ):
                 self.best = max(self.best, batch / seconds)
-                yield {"what": "engine", "adapters": len(own), "batch": batch,
+                yield {"what": "engine", "adapters": len(group), "batch": batch,
                        "images_per_s": batch / seconds, "ms": 1000 * seconds}  # fmt: skip
 
     def run_service(self) -> Rows:
         """JPEG files in, answers out, without HTTP: many in flight, then one alone."""
         for in_flight, seconds in ((self.options.in_flight, 3.0), (1, 1.5)):
-            how = Load(10**6, in_flight, seconds)
-            found = under_load(self.engine, self.adapters, self.files, how, self.batching)
+            requests = Load(10**6, in_flight, seconds)
+            figures = under_load(self.engine, self.adapters, self.files, requests, self.batching)
             if self.best:
-                found["of_engine"] = found["images_per_s"] / self.best
-            yield {"what": "service", "adapters": len(self.adapters), "in_flight": in_flight, **found}
+                figures["of_engine"] = figures["images_per_s"] / self.best
+            yield {"what": "service", "adapters": len(self.adapters), "in_flight": in_flight, **figures}
 
     def wait_for_servers(self) -> Rows:
         """Until both answer an image; not for longer than leaves HTTP its time."""
@@ -137,12 +138,12 @@ class Measuring:
                 if self.left < 1:
                     raise TimeoutError(f"{title}, {images} images: no time was left")
                 used = Stopwatch(server.pid)
-                found = load(
+                figures = load(
                     server.address, [_NAME], bodies, 10**6, in_flight, 4, seconds=seconds, started=used.start
                 )
-                each = 1000 * used.seconds() / found.pop("requests")
-                row = {"what": "http", "server": title, "images": images, "in_flight": in_flight, **found}
-                rate = images * found["requests_per_s"]
+                each = 1000 * used.seconds() / figures.pop("requests")
+                row = {"what": "http", "server": title, "images": images, "in_flight": in_flight, **figures}
+                rate = images * figures["requests_per_s"]
                 yield {**row, "adapters": 1, "images_per_s": rate, "server_ms": each}
 
     @property
@@ -180,8 +181,8 @@ class Server(NamedTuple):
     def ask(self, body: bytes) -> None:
         """Send a form, and wait for its answer."""
         kind = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY.decode()}"}
-        asked = urllib.request.Request(f"{self.address}/v1/models/{_NAME}/classify", body, kind)
-        urllib.request.urlopen(asked, timeout=10).read()
+        request = urllib.request.Request(f"{self.address}/v1/models/{_NAME}/classify", body, kind)
+        urllib.request.urlopen(request, timeout=10).read()
 
 
 def serve_dear(name: str, device: str, runs: Path, port: int, switch_seconds: float | None) -> None:
@@ -204,8 +205,8 @@ def serve_plain(name: str, device: str, runs: Path, port: int, _: float | None) 
     @app.post("/v1/models/{name}/classify")
     def classify(name: str, files: list[UploadFile]) -> list[Any]:
         images = [Image.open(io.BytesIO(one.file.read())) for one in files]
-        found: list[Any] = model.probabilities(images).tolist()
-        return found
+        answers: list[Any] = model.probabilities(images).tolist()
+        return answers
 
     uvicorn.run(app, port=port, log_level="error")
 
@@ -233,8 +234,8 @@ def free_port() -> int:
     """A port that nobody listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        found: int = free.getsockname()[1]
-        return found
+        port: int = free.getsockname()[1]
+        return port
 
 
 def kill_children() -> None:
@@ -245,7 +246,7 @@ def kill_children() -> None:
 
 
 def run_stages(measuring: Measuring, write: Callable[[dict[str, Any]], None]) -> None:
-    """All stages in turn; one that fails is told and left out."""
+    """All stages in turn; one that fails is printed and left out."""
     for stage in (measuring.make, measuring.wait_for_servers, measuring.run_http, measuring.run_engine,
                   measuring.run_service):  # fmt: skip
         try:
@@ -303,7 +304,9 @@ def main() -> None:
             where = {**machine(clip.device), "backbone": options.backbone}
 
             def write(row: dict[str, Any]) -> None:
-                row = {key: round(own, 3) if isinstance(own, float) else own for key, own in row.items()}
+                row = {
+                    key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()
+                }
                 print(f"{time.monotonic() - _BEGAN:5.1f} s {json.dumps(row)}", flush=True)
                 if options.csv:
                     full = {name: {**where, **row}.get(name, "") for name in (*where, *COLUMNS)}

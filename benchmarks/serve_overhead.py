@@ -1,4 +1,4 @@
-"""Processor time of the service's own Python: towers and decoders are replaced by ready results.
+"""Processor time of the service's Python code: towers and decoders are replaced by ready results.
 
     python benchmarks/serve_overhead.py                 # without HTTP, then requests of 1 and 16 images
     python benchmarks/serve_overhead.py http --images 16 --profile
@@ -75,7 +75,7 @@ INSTEAD = {"Starlette's forms": starlettes_forms, "FastAPI's routes": fastapis_r
 
 
 class Known(Recorder):
-    """Computes what it is asked for once, for one image, and repeats that result."""
+    """Computes a result once, for one image, and repeats it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,19 +124,19 @@ class Clocks:
     @staticmethod
     def now() -> dict[str, float]:
         """Seconds by name."""
-        found = {"all": time.process_time()}
+        seconds = {"all": time.process_time()}
         for thread in threading.enumerate():
             if thread.ident is not None:
-                found[thread.name] = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
-        return found
+                seconds[thread.name] = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+        return seconds
 
     def each(self, count: int) -> dict[str, float]:
         """Microseconds per piece since the start."""
         now = self.now()
-        wanted = {"all": "us", "loop": "loop_us", "dear-serve-compute": "compute_us"}
+        titles = {"all": "us", "loop": "loop_us", "dear-serve-compute": "compute_us"}
         return {
             title: round(1e6 * (now[name] - self.before.get(name, 0.0)) / count, 1)
-            for name, title in wanted.items() if name in now
+            for name, title in titles.items() if name in now
         }  # fmt: skip
 
 
@@ -184,9 +184,9 @@ def direct(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def profiled(wanted: bool) -> Iterator[None]:
+def profiled(enabled: bool) -> Iterator[None]:
     """Print what takes longest in this thread."""
-    if not wanted:
+    if not enabled:
         yield
         return
     profile = cProfile.Profile(time.thread_time)
@@ -197,7 +197,7 @@ def profiled(wanted: bool) -> Iterator[None]:
 
 
 def http(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Requests over the loopback, by clients in processes of their own."""
+    """Requests over the loopback, by clients in separate processes."""
     torch.manual_seed(0)
     clip = backbone(options.backbone)
     files = jpegs(16)
@@ -240,8 +240,8 @@ def http(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             rows = []
             for _ in range(options.rounds):
                 clocks = Clocks()
-                found = load(address, ["run-0"], bodies, count, options.http_in_flight, 2, warm=False)
-                rows.append({"what": "http", "images": images, **clocks.each(count), **found})
+                figures = load(address, ["run-0"], bodies, count, options.http_in_flight, 2, warm=False)
+                rows.append({"what": "http", "images": images, **clocks.each(count), **figures})
             if options.profile:
                 done = threading.Event()
                 loops[0].call_soon_threadsafe(lambda p=profile, d=done: (p.disable(), d.set()))

@@ -145,9 +145,9 @@ class Soak:
     def ask(self, address: str, seed: int, pause: float = 0.0) -> None:
         """A well-behaved client; adapters called `still` must always answer."""
         chance = random.Random(seed)
-        own = {"Authorization": f"Bearer {GOOD[seed % len(GOOD)]}"}
+        headers = {"Authorization": f"Bearer {GOOD[seed % len(GOOD)]}"}
         names = ["still-a", "still-c", "still-d", *(f"moving-{n}" for n in range(6))]
-        with httpx.Client(base_url=address, timeout=120, headers=own) as client:
+        with httpx.Client(base_url=address, timeout=120, headers=headers) as client:
             while not self.stop.wait(pause):
                 place, began = chance.randrange(len(self.files)), time.monotonic()
                 kind = chance.choice(("own", "old", "new"))
@@ -181,13 +181,13 @@ class Soak:
         got = {one["name"]: one["probability"] for one in reply.json()["answers"][0]["classes"]}
         with self.lock:  # the service looks at the folder every two seconds, and may be late under load
             kinds = {k for since, to, k in self.present[name] if to > began - 30 and since < time.monotonic()}
-        own = not classes or classes[0].startswith("+")
-        wanted = [*(self.classes if own else ()), *(one.removeprefix("+") for one in classes)]
-        columns = [[*self.classes, *NAMES].index(one) for one in wanted]
+        adds = not classes or classes[0].startswith("+")
+        expected = [*(self.classes if adds else ()), *(one.removeprefix("+") for one in classes)]
+        columns = [[*self.classes, *NAMES].index(one) for one in expected]
         for kind in kinds:
             row = self.expected[kind][place, columns].softmax(-1).tolist()
-            if sorted(got) == sorted(wanted) and all(
-                abs(got[one] - p) < 1e-4 for one, p in zip(wanted, row, strict=True)
+            if sorted(got) == sorted(expected) and all(
+                abs(got[one] - p) < 1e-4 for one, p in zip(expected, row, strict=True)
             ):
                 return
         self.note(f"{name} on {classes[:3]}… ({len(classes)}): a wrong answer: {str(got)[:500]}")
@@ -195,10 +195,10 @@ class Soak:
     def kill_decoders(self, pid: int) -> None:
         """Kill a decoding process of the service now and then, as a system short of memory does."""
         while not self.stop.wait(self.random.uniform(5, 15)):
-            found = [child for template in children(pid) for child in children(template)]
-            if found:
+            decoders = [child for template in children(pid) for child in children(template)]
+            if decoders:
                 with suppress(ProcessLookupError):
-                    os.kill(self.random.choice(found), signal.SIGKILL)
+                    os.kill(self.random.choice(decoders), signal.SIGKILL)
                     self.counts["killed"] += 1
 
     def note(self, sentence: str) -> None:
@@ -215,8 +215,8 @@ def resident(pid: int) -> float:
 
 def children(pid: int) -> list[int]:
     """Processes that a process has started."""
-    found = Path("/proc").glob(f"{pid}/task/*/children")
-    return [int(one) for path in found for one in path.read_text(encoding="ascii").split()]
+    paths = Path("/proc").glob(f"{pid}/task/*/children")
+    return [int(one) for path in paths for one in path.read_text(encoding="ascii").split()]
 
 
 class Processors:
@@ -230,8 +230,8 @@ class Processors:
     def _watch(self) -> None:
         while not self._stop.wait(0.1):
             with suppress(OSError):
-                own = Path(f"/proc/{self._pid}/task").glob("*/schedstat")
-                rows = [path.read_text(encoding="ascii").split() for path in own]
+                paths = Path(f"/proc/{self._pid}/task").glob("*/schedstat")
+                rows = [path.read_text(encoding="ascii").split() for path in paths]
                 used, waited = (sum(int(row[place]) for row in rows) / 1e9 for place in (0, 1))
                 self._seen.append((time.monotonic(), used, waited))
 
@@ -248,9 +248,9 @@ class Processors:
 
 
 def go_first() -> None:
-    """Give a session of its own, and so all its processes, the highest priority.
+    """Give a new session, and so all its processes, the highest priority.
 
-    Linux shares processors between sessions first: `nice` alone decides little beside other sessions.
+    Linux shares processors between sessions first: `nice` alone decides little among sessions.
     """
     with suppress(PermissionError):  # one that a shell started as a job's leader stays in the shell's session
         os.setsid()
@@ -267,9 +267,9 @@ def growth(megabytes: list[float]) -> float:
 
 def summary(waits: list[tuple[float, float, float, str]]) -> dict[str, float]:
     """Median, 99th percentile and longest of the waits."""
-    found = sorted(one[0] for one in waits) or [0.0]
+    seconds = sorted(one[0] for one in waits) or [0.0]
     at = {"p50_s": 0.5, "p99_s": 0.99, "longest_s": 1.0}
-    return {name: round(found[int(share * (len(found) - 1))], 3) for name, share in at.items()}
+    return {name: round(seconds[int(share * (len(seconds) - 1))], 3) for name, share in at.items()}
 
 
 def main() -> None:
@@ -335,7 +335,7 @@ def run(
     for one in work:
         one.start()
     attackers.begin()
-    began, memory, seen, own = time.monotonic(), list[float](), len(soak.waits), list[float]()
+    began, memory, seen, processor = time.monotonic(), list[float](), len(soak.waits), list[float]()
     until = began + 54 * options.minutes
     while time.monotonic() < until:
         since = time.monotonic()
@@ -344,7 +344,7 @@ def run(
         new, seen = soak.waits[seen:], len(soak.waits)
         for seconds, first, last, kind in new:
             used, others = processors.between(first, last)
-            own.append(used)
+            processor.append(used)
             if seconds > soak.most_wait:
                 soak.note(
                     f"waited {seconds:.2f} s, in which the server computed for {used:.2f} s and its threads "
@@ -355,7 +355,7 @@ def run(
         row = {"minute": round((time.monotonic() - began) / 60, 1), "megabytes": round(memory[-1], 1)}
         row |= {"load": round(os.getloadavg()[0], 1), **summary(new)}
         used, others = processors.between(since, time.monotonic())
-        row |= {"longest_processor_s": round(max(own, default=0.0), 2)}
+        row |= {"longest_processor_s": round(max(processor, default=0.0), 2)}
         row |= {"share_of_processors": round(used / max(used + others, 1e-9), 2)}
         own_classes = [one for one in new if one[3] == "own"]
         row |= {f"own_classes_{name}": value for name, value in summary(own_classes).items()}
@@ -380,7 +380,7 @@ def run(
         soak.note("an upload took the place of a folder that is no run")
     return {
         "wrong_late_or_lost": len(soak.wrong), "late": soak.counts["late"], **summary(soak.waits),
-        "longest_processor_s": round(max(own, default=0.0), 2),
+        "longest_processor_s": round(max(processor, default=0.0), 2),
         "in_peace": peace, "growth_megabytes": growth(memory),
         "stop_s": round(stop, 1), **dict(sorted((soak.counts + hostile).items())),
     }  # fmt: skip

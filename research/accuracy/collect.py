@@ -79,8 +79,8 @@ def rows_of(
         for column, value in values.items():
             dataset, heading = protocol.column_of(cell, column, names)
             by_dataset.setdefault(dataset.removesuffix(held_out), {})[heading] = value
-        for dataset, found in by_dataset.items():
-            yield {**common, "mode": mode, "dataset": dataset, **found}
+        for dataset, columns in by_dataset.items():
+            yield {**common, "mode": mode, "dataset": dataset, **columns}
 
 
 def collect(
@@ -156,11 +156,11 @@ def main() -> None:
     if args.show:
         print(show(args.show))
     elif args.grids and args.csv:
-        found = collect(args.grids, args.backbone, args.roles, args.commit, args.recipe)
-        if not found:
+        rows = collect(args.grids, args.backbone, args.roles, args.commit, args.recipe)
+        if not rows:
             parser.error(f"{', '.join(args.grids)}: no whole cell there; name folders written by dear bench")
         kept = read(args.csv) if args.append else []
-        write([*kept, *found], args.csv)
+        write([*kept, *rows], args.csv)
     else:
         parser.error("give grids and --csv, or --show CSV")
 

@@ -163,15 +163,15 @@ def show(path: str) -> str:
     table[metrics] = 100 * table[metrics].apply(pd.to_numeric)
     table["method"] = [_label(row) for row in table.to_dict("records")]
     blocks = []
-    for name, own in table.groupby("backbone", sort=False):
-        per_set = own.groupby(["method", "dataset"], sort=False)[metrics].mean()  # over seeds
+    for name, group in table.groupby("backbone", sort=False):
+        per_set = group.groupby(["method", "dataset"], sort=False)[metrics].mean()  # over seeds
         wide = per_set.reset_index()
         complete = wide.groupby("method").size() == wide["dataset"].nunique()
         mean = per_set.groupby("method", sort=False).mean()[complete]
-        spread = own.groupby(["method", "seed"], sort=False)[metrics].mean().groupby("method")["hm"].std()
+        spread = group.groupby(["method", "seed"], sort=False)[metrics].mean().groupby("method")["hm"].std()
         mean.insert(metrics.index("hm") + 1, "± over seeds", spread)
         order = mean.sort_values("hm", ascending=False, na_position="last")
-        seeds = ", ".join(str(seed) for seed in sorted(own["seed"].unique()))
+        seeds = ", ".join(str(seed) for seed in sorted(group["seed"].unique()))
         wide["all"] = [_three(row) for row in wide.to_dict("records")]
         each = wide.pivot(index="method", columns="dataset", values="all").reindex(order.index)
         blocks += [

@@ -4,7 +4,7 @@
     python research/accuracy/first_hour.py --few --backbone SMALL --skip 10 --csv FILE
         --data DATA/oxford_pets/index.csv          (one line)
 
-Images are made up; give --data for your own.
+Images are made up; --data names yours.
 
 `--few` compares the linear probe, and with --methods DeAR as `dear adapt` trains it, with scikit-learn's
 logistic regression with balanced class weights on the same frozen features, C being CLIP's temperature or
@@ -87,7 +87,7 @@ def drawn(labels: list[int], counts: tuple[int, ...], seed: int) -> list[int]:
     rng.shuffle(order)  # which classes are the rare ones
     rows = []
     for label, count in zip(order, counts, strict=True):
-        rows += rng.sample([row for row, own in enumerate(labels) if own == label], count)
+        rows += rng.sample([row for row, other in enumerate(labels) if other == label], count)
     return sorted(rows)
 
 
@@ -102,13 +102,13 @@ def answers(
     from dear.tasks.adapt import adapt
     from dear.tasks.evaluate import evaluate
 
-    wanted = options.methods.split(";")
+    methods_of_trial = options.methods.split(";")
     features, known = (FeatureCache().image_features(clip, images).double() for images in (train, test))
     features, known = (f / f.norm(dim=-1, keepdim=True) for f in (features, known))
-    given = features.numpy(), train.labels.numpy()
-    if "logistic regression" in wanted:
+    training_set = features.numpy(), train.labels.numpy()
+    if "logistic regression" in methods_of_trial:
         usual = LogisticRegression(C=float(clip.logit_scale), class_weight="balanced", max_iter=1000)
-        most = min(3, int(np.bincount(given[1]).min()))
+        most = min(3, int(np.bincount(training_set[1]).min()))
         strengths = (10.0, 100.0, 1000.0)
         chosen = LogisticRegressionCV(
             Cs=strengths, cv=max(2, most), class_weight="balanced", max_iter=1000, scoring="neg_log_loss"
@@ -120,13 +120,13 @@ def answers(
             began = time.perf_counter()
             with warnings.catch_warnings():  # of defaults that will change
                 warnings.simplefilter("ignore", FutureWarning)
-                model.fit(*given)
+                model.fit(*training_set)
             right = float((model.predict(known.numpy()) == test.labels.numpy()).mean())
             yield name, right, 0, time.perf_counter() - began
     runs: dict[str, tuple[str, dict[str, Any]]] = {}
-    if "probe" in wanted:
+    if "probe" in methods_of_trial:
         runs["probe"] = ("linear-probe", {})
-    if "dear" in wanted:
+    if "dear" in methods_of_trial:
         runs["dear"] = ("dear", {"precision": options.precision})
         if options.steps:
             from dear.methods import find_method
@@ -140,8 +140,8 @@ def answers(
             train, backbone=clip, method=method, seed=seed, roles=roles, recipe=recipe, calibrate=False
         )
         spent = time.perf_counter() - began
-        found = evaluate(run.method, test)
-        yield name, found.accuracy[run.method.pick_mode(None)], run.steps, spent
+        evaluation = evaluate(run.method, test)
+        yield name, evaluation.accuracy[run.method.pick_mode(None)], run.steps, spent
 
 
 def main() -> None:
@@ -177,7 +177,7 @@ def main() -> None:
             else make_photos(Path(place) / "photos", options.classes, options.images)
         )
         clip = dear.load(options.backbone)
-        found: dict[str, list[float]] = {}
+        seconds_of: dict[str, list[float]] = {}
         accuracy: list[float] = []
 
         def probe() -> None:
@@ -196,10 +196,10 @@ def main() -> None:
         ):
             for limit in ("0", "2000", "2000"):
                 os.environ["DEAR_CACHE_MB"] = limit
-                found.setdefault(title, []).append(seconds(work))
+                seconds_of.setdefault(title, []).append(seconds(work))
     print(f"{options.backbone}, {options.images} images of {options.classes} classes; CPU seconds")
     print("| | without cache | first time | again |\n|---|---:|---:|---:|")
-    for title, spent in found.items():
+    for title, spent in seconds_of.items():
         print(f"| {title} | {' | '.join(f'{each:.1f}' for each in spent)} |")
     print(f"accuracy of the probe on held-out images: {accuracy[-1]:.1%}")
 

@@ -146,7 +146,7 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
             next(iter_folds(method, trials, SLOW_FOLDS)),
             [predict_some_held_out_classes(method, trials)],
         )
-    found: dict[str, Any] = {
+    stored: dict[str, Any] = {
         "hardware": hardware(task.clip.device.type),
         "torch": torch.__version__,
         "preset": preset or "",
@@ -161,26 +161,26 @@ def answered(task: Task, name: str, seed: int) -> dict[str, Any]:
     def logits(classes: list[str], images: ImageSet) -> dict[str, Tensor]:
         return Model(method if classes == task.base else method.with_classes(classes)).logits(images)
 
-    found["old"] = logits(task.base, task.old), task.old.labels
-    found["outside"] = logits(task.base, task.new)
+    stored["old"] = logits(task.base, task.old), task.old.labels
+    stored["outside"] = logits(task.base, task.new)
     if method.open_classes:
         both = [*task.base, *task.novel]
-        found["new"] = logits(task.novel, task.new), task.new.labels
-        found["both"] = [logits(both, images) for images in (task.old, task.new)]
+        stored["new"] = logits(task.novel, task.new), task.new.labels
+        stored["both"] = [logits(both, images) for images in (task.old, task.new)]
     task.folder.mkdir(parents=True, exist_ok=True)
-    save(found, file)
-    return found
+    save(stored, file)
+    return stored
 
 
 def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> list[dict[str, Any]]:
     """One row per method: what cross-validation found, and whether `dear choose` named it."""
     began = time.process_time()
-    found = choose(
+    result = choose(
         task.images(seed), methods=methods, shots=0, seed=seed, roles=task.roles, minutes=minutes,
         backbone=task.clip,
     )  # fmt: skip
     spent = time.process_time() - began
-    later = None if found.pick_for_new is None else found.pick_for_new.method
+    later = None if result.pick_for_new is None else result.pick_for_new.method
     return [
         {
             "date": date.today().isoformat(),
@@ -194,13 +194,13 @@ def chosen(task: Task, seed: int, minutes: float, methods: tuple[str, ...]) -> l
             "cross_validated": None if one.trained is None else float(one.trained.double().mean()),
             "new": None if one.new is None else float(one.new.double().mean()),
             "skipped": one.skipped or "",
-            "pick": one.method == found.pick.method,
+            "pick": one.method == result.pick.method,
             "pick_for_new": one.method == later,
             "choose_cpu_s": round(spent, 1),
-            "choose_s": round(found.seconds, 1),
-            "sentence": found.sentence,
+            "choose_s": round(result.seconds, 1),
+            "sentence": result.sentence,
         }
-        for one in found.candidates
+        for one in result.candidates
     ]
 
 
@@ -208,13 +208,13 @@ def arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True)
     for kind in ("run", "rows", "choose"):
-        own = kinds.add_parser(kind)
-        own.add_argument("--csv", type=Path, required=True)
-        own.add_argument(
+        subparser = kinds.add_parser(kind)
+        subparser.add_argument("--csv", type=Path, required=True)
+        subparser.add_argument(
             "--keep", type=Path, required=kind != "choose", help="folder for what models answered"
         )
         add_options(
-            own,
+            subparser,
             tasks=",".join((*WORLD, *REAL)),
             methods=",".join(METHODS) if kind == "choose" else CHEAP,
             seeds="1",
@@ -230,10 +230,10 @@ def arguments() -> argparse.Namespace:
             minutes=2.0,
             cpu_clock=False,
         )
-    own = kinds.add_parser("show")
-    own.add_argument("answers", type=Path)
-    own.add_argument("choices", type=Path, nargs="?")
-    own.add_argument("--fair", type=Path, default=Path("research/results/fair_table.csv"))
+    subparser = kinds.add_parser("show")
+    subparser.add_argument("answers", type=Path)
+    subparser.add_argument("choices", type=Path, nargs="?")
+    subparser.add_argument("--fair", type=Path, default=Path("research/results/fair_table.csv"))
     return parser.parse_args()
 
 
@@ -247,8 +247,8 @@ def cell(name: str, seed: int, method: str, options: tuple[tuple[str, Any], ...]
     """The rows of one method on one dataset; none where SciPy is missing, which they need."""
     torch.set_num_threads(1)
     task = opened(name, options)
-    found = answered(task, method, seed)
-    return rows_of(task, method, seed, found) if importlib.util.find_spec("scipy") else []
+    logits = answered(task, method, seed)
+    return rows_of(task, method, seed, logits) if importlib.util.find_spec("scipy") else []
 
 
 def choice(name: str, seed: int, methods: str, options: tuple[tuple[str, Any], ...]) -> list[dict[str, Any]]:
@@ -267,7 +267,7 @@ def main() -> None:
         return
     methods = options.methods.split(",")
     have = {(row["dataset"], int(row["seed"]), row["method"]) for row in read(options.csv)}
-    wanted = [
+    cells = [
         (name, seed, method)
         for method in methods
         for name in sorted(options.tasks.split(","), key=lambda name: name not in LARGE)  # these take longest
@@ -275,13 +275,13 @@ def main() -> None:
         if (name, seed, method) not in have
     ]
     if options.kind == "choose":
-        wanted = list(dict.fromkeys((name, seed, options.methods) for name, seed, _ in wanted))
+        cells = list(dict.fromkeys((name, seed, options.methods) for name, seed, _ in cells))
     elif options.kind == "rows":
-        wanted = [one for one in wanted if kept(options.keep, *one).exists()]
+        cells = [one for one in cells if kept(options.keep, *one).exists()]
     work, settings = choice if options.kind == "choose" else cell, tuple(vars(options).items())
     with workers(options.workers) as run:
-        for number, rows in run(work, [(*one, settings) for one in wanted]):
-            print(time.strftime("%H:%M:%S"), *wanted[number], flush=True)
+        for number, rows in run(work, [(*one, settings) for one in cells]):
+            print(time.strftime("%H:%M:%S"), *cells[number], flush=True)
             append(options.csv, rows)
 
 

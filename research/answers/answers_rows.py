@@ -49,35 +49,36 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
     return float((logits.argmax(dim=1) == labels).double().mean())
 
 
-def rows_of(task: Any, name: str, seed: int, found: dict[str, Any]) -> list[dict[str, Any]]:
+def rows_of(task: Any, name: str, seed: int, stored: dict[str, Any]) -> list[dict[str, Any]]:
     """One row per mode of a method, from what was answered."""
-    fitted = fit_calibration(found["held"], found["left"], found["open"], found["folds"])
+    fitted = fit_calibration(stored["held"], stored["left"], stored["open"], stored["folds"])
     facts = {
         "date": date.today().isoformat(),
-        "hardware": found.get("hardware", hardware("cpu")),
-        "torch": found.get("torch", torch.__version__),
+        "hardware": stored.get("hardware", hardware("cpu")),
+        "torch": stored.get("torch", torch.__version__),
         "backbone": task.clip.name,
         "dataset": task.name,
         "seed": seed,
         "method": name,
-        "preset": found["preset"],
+        "preset": stored["preset"],
     }
-    times = {key: round(found[key], 2) for key in ("train_s", "calibrate_s")}
+    times = {key: round(stored[key], 2) for key in ("train_s", "calibrate_s")}
     return [
-        {**facts, "mode": mode, **_row(task, found, mode, own), **times} for mode, own in fitted.modes.items()
+        {**facts, "mode": mode, **_row(task, stored, mode, calibration), **times}
+        for mode, calibration in fitted.modes.items()
     ]
 
 
-def _row(task: Any, found: dict[str, Any], mode: str, own: ModeCalibration) -> dict[str, Any]:
+def _row(task: Any, stored: dict[str, Any], mode: str, calibration: ModeCalibration) -> dict[str, Any]:
     limit = threshold(
-        own.logits
+        calibration.logits
     )  # by the logit alone; research/answers/unknown_images.py measures the whole score
-    z, labels = found["old"][0][mode], found["old"][1]
-    inside, outside = z / own.temperature, found["outside"][mode] / own.temperature
+    z, labels = stored["old"][0][mode], stored["old"][1]
+    inside, outside = z / calibration.temperature, stored["outside"][mode] / calibration.temperature
     score, other = inside.amax(dim=-1), outside.amax(dim=-1)
     seen = limit.among(len(labels))
     row: dict[str, Any] = {
-        "temperature": own.temperature,
+        "temperature": calibration.temperature,
         "trained_accuracy": accuracy(z, labels),
         "ece_trained_before": ece(z, labels),
         "ece_trained_after": ece(inside, labels),
@@ -90,20 +91,20 @@ def _row(task: Any, found: dict[str, Any], mode: str, own: ModeCalibration) -> d
         "false_acceptance": float((other >= limit.value).double().mean()),
         "auroc": auroc(score, other),
     }
-    if not found["open"]:
+    if not stored["open"]:
         return row
-    for_new, of_new = found["new"][0][mode], found["new"][1]
-    scaled = apply_scales(for_new, class_scales(own, [False] * len(task.novel)))
+    new_logits, new_labels = stored["new"][0][mode], stored["new"][1]
+    scaled = apply_scales(new_logits, class_scales(calibration, [False] * len(task.novel)))
     row |= {
-        "new_accuracy": accuracy(for_new, of_new),
-        "ece_new_before": ece(for_new, of_new),
-        "ece_new_after": ece(scaled, of_new),
+        "new_accuracy": accuracy(new_logits, new_labels),
+        "ece_new_before": ece(new_logits, new_labels),
+        "ece_new_after": ece(scaled, new_labels),
         "ece_new_floor": floor(scaled),
     }
     trained = [True] * len(task.base) + [False] * len(task.novel)
-    scales = class_scales(own, trained)
-    truth = torch.cat([labels, of_new + len(task.base)])
-    together = torch.cat([answers[mode] for answers in found["both"]])
+    scales = class_scales(calibration, trained)
+    truth = torch.cat([labels, new_labels + len(task.base)])
+    together = torch.cat([answers[mode] for answers in stored["both"]])
     for when, joint in (("before", together), ("after", apply_scales(together, scales))):
         a, b = (accuracy(joint[part], truth[part]) for part in (slice(len(labels)), slice(len(labels), None)))
         row |= {
@@ -155,8 +156,8 @@ def show(answers: Path, choices: Path | None, fair: Path) -> None:
         low, high = table[f"{kind}_low"], table[f"{kind}_high"]
         inside = (table.refused >= low - 1e-4) & (table.refused <= high + 1e-4)
         over = (table.refused > high + 1e-4).sum()
-        found = f"{inside.sum()} of {len(table)} rows ({inside.mean():.0%})"
-        print(f"\nrefused within the interval {words}: {found}, above it {over}")
+        share = f"{inside.sum()} of {len(table)} rows ({inside.mean():.0%})"
+        print(f"\nrefused within the interval {words}: {share}, above it {over}")
     print(f"refused on average: {table.refused.mean():.1%}")
     if choices is not None and choices.exists():
         show_choices(pd.read_csv(choices), pd.read_csv(fair))
@@ -179,14 +180,14 @@ def show_choices(runs: Any, fair: Any) -> None:
         fair[["dataset", "seed", "method", "base", "novel"]], on=["dataset", "seed", "method"], how="left"
     )
     lines = []
-    for (name, seed), own in both.groupby(["dataset", "seed"], sort=False):
-        line = {"dataset": name, "seed": seed, "CPU s": own.choose_cpu_s.iloc[0]}
+    for (name, seed), group in both.groupby(["dataset", "seed"], sort=False):
+        line = {"dataset": name, "seed": seed, "CPU s": group.choose_cpu_s.iloc[0]}
         for column, pick, best in (("base", "pick", "trained"), ("novel", "pick_for_new", "new")):
-            taken = own[own[pick]].iloc[0]
-            top = own.loc[own[column].idxmax()]
-            line |= {f"{best}: pick": taken.method, f"{best}: best": top.method}
-            line[f"{best}: loss"] = round(100 * (top[column] - taken[column]), 1)
-        line["not tried"] = ", ".join(own.method[own.cross_validated.isna()])
+            recommended = group[group[pick]].iloc[0]
+            top = group.loc[group[column].idxmax()]
+            line |= {f"{best}: pick": recommended.method, f"{best}: best": top.method}
+            line[f"{best}: loss"] = round(100 * (top[column] - recommended[column]), 1)
+        line["not tried"] = ", ".join(group.method[group.cross_validated.isna()])
         lines.append(line)
     table = pd.DataFrame(lines)
     print(f"\n{_markdown(table)}\n")

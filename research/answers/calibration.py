@@ -176,11 +176,11 @@ def show(args: Any) -> None:
         "needed log T",
     )
     lines = []
-    for key, own in cells.items():
-        errors = [100 * mean(own, name) for name in ("ece_before", "ece", "ece_perfect")]
-        development = [row for row in own if row["task"] in DEVELOPMENT]
+    for key, group in cells.items():
+        errors = [100 * mean(group, name) for name in ("ece_before", "ece", "ece_perfect")]
+        development = [row for row in group if row["task"] in DEVELOPMENT]
         needed = f"{mean(development, 'needed'):.2f}" if development else ""
-        lines.append((*key, len({row["task"] for row in own}), *errors, needed))
+        lines.append((*key, len({row["task"] for row in group}), *errors, needed))
     print(markdown(head, lines, words=3))
 
 

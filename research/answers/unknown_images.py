@@ -1,4 +1,4 @@
-r"""Images of no class: how many known images are refused at 5%, and how well unknown ones are told.
+r"""Images of no class: how many known images are refused at 5 %, and how well unknown ones are recognized.
 
     python research/answers/unknown_images.py --csv research/results/unknown_images.csv
     python research/answers/unknown_images.py --backbone SMALL \
@@ -67,13 +67,13 @@ def main() -> None:
             for seed in map(int, args.seeds.split(",")):
                 spec = Spec(data=name, method=method, seed=seed, shots=args.shots, classes=classes)
                 model = fit(prepare(spec, clip=clip))
-                found = [scores(model, images, own) for images, own in sets]
+                sets_of_scores = [scores(model, images, known_features) for images, known_features in sets]
                 apart = [
                     scores(model, tests[o].subset(places.tolist()), features[o][places]) for o, places in far
                 ]
-                found.append(tuple(torch.cat(parts) for parts in zip(*apart, strict=True)))
+                sets_of_scores.append(tuple(torch.cat(parts) for parts in zip(*apart, strict=True)))
                 facts = {"backbone": clip.name, "task": tests[name].name, "method": method, "seed": seed}
-                rows.append({**facts, **measured(model, *found)})
+                rows.append({**facts, **measured(model, *sets_of_scores)})
                 print(rows[-1], flush=True)
     if args.csv:
         add_rows(args.csv, [row | where() for row in rows])

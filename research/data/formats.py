@@ -130,8 +130,10 @@ def write_table(folder: Path, exchanged: bool) -> Path:
             path = folder / f"{split}-{place}.png"
             if not path.exists():
                 images.image(place).save(path)
-            own = [name for name, has in zip(names, images.targets[place].tolist(), strict=True) if has]
-            lines.append(f"{path.name},{';'.join(own) or ';'},{split}")
+            labels_of_image = [
+                name for name, has in zip(names, images.targets[place].tolist(), strict=True) if has
+            ]
+            lines.append(f"{path.name},{';'.join(labels_of_image) or ';'},{split}")
     table = folder / f"{'exchanged' if exchanged else 'attributes'}.csv"
     table.write_text("\n".join(lines))
     return table

@@ -1,4 +1,4 @@
-"""Wrong labels found in datasets with exchanged labels, beside cleanlab on the same probabilities.
+"""Wrong labels found in datasets with exchanged labels, compared with cleanlab on the same probabilities.
 
     python research/data/wrong_labels.py --backbone FOLDER --data pets.csv dtd.csv --out wrong_labels.csv
 
@@ -41,13 +41,15 @@ def main() -> None:
 
 def measure(name: str, features: torch.Tensor, labels: torch.Tensor, classes: int, share: float, seed: int):
     generator = np.random.default_rng(seed)
-    given = labels.clone()
-    chosen = torch.from_numpy(generator.choice(len(given), int(share * len(given)), replace=False))
-    given[chosen] = (given[chosen] + torch.from_numpy(generator.integers(1, classes, len(chosen)))) % classes
-    wrong = (given != labels).numpy()
-    probabilities = out_of_sample(features, given, classes)
-    places, _ = rank_labels(probabilities, given)
-    scores = {"dear": -probabilities[np.arange(len(given)), given.numpy()]}
+    exchanged = labels.clone()
+    chosen = torch.from_numpy(generator.choice(len(exchanged), int(share * len(exchanged)), replace=False))
+    exchanged[chosen] = (
+        exchanged[chosen] + torch.from_numpy(generator.integers(1, classes, len(chosen)))
+    ) % classes
+    wrong = (exchanged != labels).numpy()
+    probabilities = out_of_sample(features, exchanged, classes)
+    places, _ = rank_labels(probabilities, exchanged)
+    scores = {"dear": -probabilities[np.arange(len(exchanged)), exchanged.numpy()]}
     try:
         from cleanlab.rank import get_label_quality_scores
     except ImportError:
@@ -55,20 +57,20 @@ def measure(name: str, features: torch.Tensor, labels: torch.Tensor, classes: in
     else:
         for method in ("self_confidence", "normalized_margin"):
             scores[f"cleanlab {method}"] = -get_label_quality_scores(
-                given.numpy(), probabilities, method=method
+                exchanged.numpy(), probabilities, method=method
             )
     for ranking, score in scores.items():
-        own = ranking == "dear"
+        is_dear = ranking == "dear"
         yield {
             "data": name,
             "seed": seed,
-            "images": len(given),
+            "images": len(exchanged),
             "exchanged": int(wrong.sum()),
             "ranking": ranking,
             "average_precision": round(float(average_precision_score(wrong, score)), 4),
             "auroc": round(float(roc_auc_score(wrong, score)), 4),
-            "suspected": len(places) if own else "",
-            "found": int(wrong[places].sum()) if own else "",
+            "suspected": len(places) if is_dear else "",
+            "found": int(wrong[places].sum()) if is_dear else "",
         }
 
 

@@ -74,19 +74,19 @@ def scenes_with_masks(number: int, seed: int, textured: bool = False) -> tuple[w
 def questions(clip: Clip, scenes: world.Scenes) -> dict[str, Tensor]:
     """For each question the direction [n, E] of the true answer against the mean of the others."""
     animals = [f"a {name}" for name in W.ANIMALS]
-    asked = {"class": (scenes.subject - W.KIND_FIRST[W.ANIMAL], animals)}
+    truths = {"class": (scenes.subject - W.KIND_FIRST[W.ANIMAL], animals)}
     for name in ("place", "color", "texture"):
         column, template, words = PROMPTS[name]
-        asked[name] = (
+        truths[name] = (
             scenes.factors()[:, column],
             [template.replace("shape", "animal").replace("{}", word) for word in words],
         )
-    found = {}
-    for name, (truth, texts) in asked.items():
+    directions = {}
+    for name, (truth, texts) in truths.items():
         features = F.normalize(clip.encode_text(texts).float(), dim=-1)
         others = (features.sum(0) - features) / (len(features) - 1)
-        found[name] = (features - others)[truth]
-    return found
+        directions[name] = (features - others)[truth]
+    return directions
 
 
 def exact(clip: Clip, pixels: Tensor, question: Tensor, groups: Mapping[str, Any]) -> Maps:
@@ -95,20 +95,20 @@ def exact(clip: Clip, pixels: Tensor, question: Tensor, groups: Mapping[str, Any
     patches = trace.parts(torch.eye(len(question))[None].double(), patches=True).patches
     assert patches is not None
     each = patches[0, :, 0]  # [B, L, H, S, S]
-    found = {"exact parts": smooth(each.sum((1, 2))), "exact parts, not spread": each.sum((1, 2))}
+    maps = {"exact parts": smooth(each.sum((1, 2))), "exact parts, not spread": each.sum((1, 2))}
     for name, heads in groups.items():
-        found[f"exact parts, {name}"] = torch.stack([each[:, la - 1, h] for la, h in heads]).sum(0)
-    return found
+        maps[f"exact parts, {name}"] = torch.stack([each[:, la - 1, h] for la, h in heads]).sum(0)
+    return maps
 
 
 def rivals(clip: Clip, pixels: Tensor, question: Tensor, layers: range) -> Maps:
     """The maps of all rivals, those with a layer at every layer."""
     run = forward(clip, pixels, question)
-    found = {"rollout": rollout(run), "LeGrad": legrad(clip, run, question)}
+    maps = {"rollout": rollout(run), "LeGrad": legrad(clip, run, question)}
     for layer in layers:
-        found[f"Grad-CAM @{layer}"] = grad_cam(run, layer)
-        found[f"gradient x input @{layer}"] = gradient_input(run, layer)
-    return found
+        maps[f"Grad-CAM @{layer}"] = grad_cam(run, layer)
+        maps[f"gradient x input @{layer}"] = gradient_input(run, layer)
+    return maps
 
 
 def spread_too(maps: Maps) -> Maps:
@@ -125,18 +125,18 @@ def scored(maps: Tensor, masks: Tensor) -> tuple[float, float, float]:
     positive = wide.clamp(min=0)
     energy = (positive * flat).sum(1) / positive.sum(1).clamp(min=1e-12)
     pointing = flat.gather(1, wide.argmax(1, keepdim=True)).float()
-    areas = [roc_auc_score(mask, own) for own, mask in zip(wide, flat, strict=True)]
+    areas = [roc_auc_score(mask, values) for values, mask in zip(wide, flat, strict=True)]
     return sum(areas) / len(areas), float(energy.mean()), float(pointing.mean())
 
 
 def best_layers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of methods with a layer, the layer with the best AUC."""
-    found: dict[str, dict[str, Any]] = {}
+    best: dict[str, dict[str, Any]] = {}
     for row in rows:
         name = row["method"].partition(" @")[0]
-        if name not in found or row["auc"] > found[name]["auc"]:
-            found[name] = row
-    return list(found.values())
+        if name not in best or row["auc"] > best[name]["auc"]:
+            best[name] = row
+    return list(best.values())
 
 
 def masks(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -150,16 +150,16 @@ def masks(args: argparse.Namespace) -> list[dict[str, Any]]:
         pixels = normalize(images, clip.config.mean, clip.config.std)
         question = questions(clip, scenes)[name]
         groups = {f"{role} heads": roles.select(concept=role)}
-        found: dict[str, list[Tensor]] = {}
+        maps_of: dict[str, list[Tensor]] = {}
         for start in range(0, len(pixels), BATCH):
-            part, asked = pixels[start : start + BATCH], question[start : start + BATCH]
-            others = {} if args.exact else spread_too(rivals(clip, part, asked, range(1, 13)))
-            maps = exact(clip, part, asked, groups) | others
+            part, directions = pixels[start : start + BATCH], question[start : start + BATCH]
+            others = {} if args.exact else spread_too(rivals(clip, part, directions, range(1, 13)))
+            maps = exact(clip, part, directions, groups) | others
             for method, values in maps.items():
-                found.setdefault(method, []).append(values)
+                maps_of.setdefault(method, []).append(values)
         target = ~inside if name == "place" else inside
         every = []
-        for method, parts in found.items():
+        for method, parts in maps_of.items():
             figures = scored(torch.cat(parts), target)
             every.append(
                 {"question": name, "method": method}
@@ -186,9 +186,9 @@ def photos(args: argparse.Namespace) -> list[dict[str, Any]]:
     last = clip.config.vision.layers
     maps: dict[str, list[Tensor]] = {}
     for start in range(0, len(pixels), BATCH):
-        part, asked = pixels[start : start + BATCH], question[start : start + BATCH]
-        others = {} if args.exact else rivals(clip, part, asked, range(last - 2, last))
-        for method, values in (exact(clip, part, asked, {}) | others).items():
+        part, directions = pixels[start : start + BATCH], question[start : start + BATCH]
+        others = {} if args.exact else rivals(clip, part, directions, range(last - 2, last))
+        for method, values in (exact(clip, part, directions, {}) | others).items():
             maps.setdefault(method, []).append(values)
     maps["random"] = [torch.rand(len(pixels), clip.config.vision.side, clip.config.vision.side)]
     rows = []
@@ -248,9 +248,9 @@ def shortcuts(args: argparse.Namespace) -> list[dict[str, Any]]:
         answers = model.logits(test)[model.modes[0]].argmax(1)
         wrong = (answers != test.labels).nonzero()[:, 0].tolist()[: args.images]
         explainer = Explainer(model, open_data(name, "train"))
-        found = explainer.explain(test.subset(wrong))
-        first = [one.without_concepts[0].name for one in found]
-        by_heads = [_largest(one) for one in found]
+        explanations = explainer.explain(test.subset(wrong))
+        first = [one.without_concepts[0].name for one in explanations]
+        by_heads = [_largest(one) for one in explanations]
         rows.append(
             {
                 "shortcut": kind,
@@ -260,7 +260,8 @@ def shortcuts(args: argparse.Namespace) -> list[dict[str, Any]]:
                 "named_first": round(first.count(planted) / max(1, len(first)), 4),
                 "named_by_heads": round(by_heads.count(planted) / max(1, len(first)), 4),
                 "exact": max(
-                    abs(sum(bar.lead for bar in one.bars) - one.scores[0] + one.scores[1]) for one in found
+                    abs(sum(bar.lead for bar in one.bars) - one.scores[0] + one.scores[1])
+                    for one in explanations
                 )
                 < 1e-4,
             }

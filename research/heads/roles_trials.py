@@ -48,15 +48,15 @@ def by_phrases(
 ) -> Shares:
     """Shares of concepts among the phrases that TEXTSPAN picks for each head."""
     spans, written = textspan_moments(seen_by_heads, features, count), Counter(tags)
-    found: Shares = {}
+    shares_of: Shares = {}
     for place, layer in enumerate(LAYERS):
         for head, picks in enumerate(spans.picks[place].tolist()):
-            own = found.setdefault((layer, head), {})
+            head_shares = shares_of.setdefault((layer, head), {})
             for pick, share in zip(picks, spans.explained[place, head].tolist(), strict=True):
                 if pick >= 0:
                     weight = (share if explained else 1.0) / (written[tags[pick]] if by_corpus else 1)
-                    own[tags[pick]] = own.get(tags[pick], 0.0) + weight
-    return found
+                    head_shares[tags[pick]] = head_shares.get(tags[pick], 0.0) + weight
+    return shares_of
 
 
 def by_span(seen_by_heads: Moments, features: Tensor, tags: list[str], energy: float) -> Shares:
@@ -66,16 +66,16 @@ def by_span(seen_by_heads: Moments, features: Tensor, tags: list[str], energy: f
     maps = seen_by_heads.maps.double()
     covariance = maps.transpose(-1, -2) @ inner @ maps  # [L, H, E, E]
     whole = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
-    found: Shares = {(layer, head): {} for layer in LAYERS for head in range(maps.shape[1])}
+    shares_of: Shares = {(layer, head): {} for layer in LAYERS for head in range(maps.shape[1])}
     for concept in sorted(set(tags)):
         phrases = features[torch.tensor([tag == concept for tag in tags])].double()
         _, lengths, axes = torch.linalg.svd(phrases - phrases.mean(dim=0), full_matrices=False)
         inside = (lengths**2).cumsum(0) / (lengths**2).sum()
         basis = axes[: int((inside < energy).sum()) + 1]
         share = torch.einsum("ke,lhef,kf->lh", basis, covariance, basis) / whole
-        for layer, head in found:
-            found[layer, head][concept] = float(share[LAYERS.index(layer), head])
-    return found
+        for layer, head in shares_of:
+            shares_of[layer, head][concept] = float(share[LAYERS.index(layer), head])
+    return shares_of
 
 
 def trials(seen_by_heads: Moments, features: Tensor, tags: list[str]) -> Iterator[tuple[str, dict[Key, str]]]:
@@ -89,8 +89,8 @@ def trials(seen_by_heads: Moments, features: Tensor, tags: list[str]) -> Iterato
     for seed in (1, 2):
         rng, keep = random.Random(seed), []
         for concept in sorted(set(tags)):
-            own = [row for row, tag in enumerate(tags) if tag == concept]
-            keep += rng.sample(own, min(24, len(own)))
+            rows_of_concept = [row for row, tag in enumerate(tags) if tag == concept]
+            keep += rng.sample(rows_of_concept, min(24, len(rows_of_concept)))
         shares = by_phrases(seen_by_heads, features[keep], [tags[row] for row in keep], 5, False, False)
         yield f"5 phrases, at most 24 per concept in the corpus (draw {seed})", named(shares, TAU)
     for energy in (0.8, 0.9, 0.95):
@@ -99,38 +99,38 @@ def trials(seen_by_heads: Moments, features: Tensor, tags: list[str]) -> Iterato
 
 def named(shares: Shares, tau: float) -> dict[Key, str]:
     """The leading concept of heads in which it reaches tau."""
-    found = {}
-    for key, own in shares.items():
-        concept = max(own, key=own.__getitem__)
-        if own[concept] >= tau * sum(own.values()) - 1e-6:
-            found[key] = concept
-    return found
+    concepts = {}
+    for key, head_shares in shares.items():
+        concept = max(head_shares, key=head_shares.__getitem__)
+        if head_shares[concept] >= tau * sum(head_shares.values()) - 1e-6:
+            concepts[key] = concept
+    return concepts
 
 
-def agreement(found: Mapping[Key, str], truth: Mapping[Key, Mapping[str, float]]) -> dict[str, object]:
+def agreement(concepts: Mapping[Key, str], truth: Mapping[Key, Mapping[str, float]]) -> dict[str, object]:
     """How far the concepts are those that explain most."""
-    lead = {key: max(own, key=own.__getitem__) for key, own in truth.items()}
-    core_lead = {key: max(CORE, key=own.__getitem__) for key, own in truth.items()}
-    core = [key for key, concept in found.items() if concept in CORE]
+    lead = {key: max(head_shares, key=head_shares.__getitem__) for key, head_shares in truth.items()}
+    core_lead = {key: max(CORE, key=head_shares.__getitem__) for key, head_shares in truth.items()}
+    core = [key for key, concept in concepts.items() if concept in CORE]
     row: dict[str, object] = {
-        "named": len(found),
-        "right": sum(lead[key] == concept for key, concept in found.items()),
+        "named": len(concepts),
+        "right": sum(lead[key] == concept for key, concept in concepts.items()),
         "core": len(core),
-        "core_right": sum(core_lead[key] == found[key] for key in core),
+        "core_right": sum(core_lead[key] == concepts[key] for key in core),
     }
     for concept in ("Text", "Shape"):
-        called = [key for key, name in found.items() if name == concept]
+        called = [key for key, name in concepts.items() if name == concept]
         row[concept.lower()] = len(called)
         row[f"{concept.lower()}_right"] = sum(lead[key] == concept for key in called)
     return row
 
 
-def repaired(found: Mapping[Key, str]) -> dict[str, object]:
+def repaired(concepts: Mapping[Key, str]) -> dict[str, object]:
     """Worst group without the heads of each planted concept; empty where there are none."""
     row: dict[str, object] = {}
     for kind in REPAIRED:
         name = f"shortcut-{kind}@1"
-        heads = [key for key, concept in found.items() if concept == KINDS[kind].concept]
+        heads = [key for key, concept in concepts.items() if concept == KINDS[kind].concept]
         row[f"{kind}_heads"], row[f"{kind}_worst"] = len(heads), ""
         if heads:
             drawn, places = draw_of(name, 1)
@@ -156,8 +156,8 @@ def main() -> None:
     truth = {(row["layer"], row["head"]): row["explained"] for row in table}
     scenes = world.sample(args.images, torch.Generator().manual_seed(1))
     seen_by_heads = compute_moments(clip, batches(clip, scenes), LAYERS)
-    for trial, found in trials(seen_by_heads, features, tags):
-        row = {"trial": trial, **agreement(found, truth), **repaired(found)}
+    for trial, concepts in trials(seen_by_heads, features, tags):
+        row = {"trial": trial, **agreement(concepts, truth), **repaired(concepts)}
         record(args.out, [row], machine_last=True)
 
 

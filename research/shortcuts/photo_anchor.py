@@ -45,8 +45,8 @@ def _cell(photos: Photos, drawn: list[list[int]], name: str, seed: int) -> dict[
     from cleanlab.datalab.internal.spurious_correlation import SpuriousCorrelations
     from cleanvision import Imagelab
 
-    labels = np.array([label for label, own in enumerate(drawn) for _ in own])
-    images = [photos.image(place) for own in drawn for place in own]
+    labels = np.array([label for label, places in enumerate(drawn) for _ in places])
+    images = [photos.image(place) for places in drawn for place in places]
     if name != "none":
         images[: len(drawn[0])] = plant(name, images[: len(drawn[0])], seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -55,11 +55,11 @@ def _cell(photos: Photos, drawn: list[list[int]], name: str, seed: int) -> dict[
             image.save(path, compress_level=1)
         lab = Imagelab(filepaths=paths, verbose=False)
         lab.find_issues({score: {} for score in SCORES}, n_jobs=1, verbose=False)
-        found = lab.issues.loc[paths]
+        issues = lab.issues.loc[paths]
     columns = [f"{score}_score" for score in SCORES]
-    told = SpuriousCorrelations(found[columns], labels).calculate_correlations()
-    lowest = told.sort_values("score").iloc[0]
-    areas = {score: auc(found[f"{score}_score"].to_numpy(float), labels == 0) for score in SCORES}
+    correlations = SpuriousCorrelations(issues[columns], labels).calculate_correlations()
+    lowest = correlations.sort_values("score").iloc[0]
+    areas = {score: auc(issues[f"{score}_score"].to_numpy(float), labels == 0) for score in SCORES}
     areas = {score: max(area, 1 - area) for score, area in areas.items()}
     best = max(areas, key=areas.__getitem__)
     return {

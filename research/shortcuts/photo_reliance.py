@@ -34,24 +34,24 @@ def reliance(args: Any) -> None:
     """A row per class that stands out."""
     for source in args.data:
         train, test = (open_data(source, split) for split in ("train", "test"))
-        found = [
+        shortcuts = [
             one
             for one in find_shortcuts(measure_properties(train), train.labels.tolist(), train.classes)
             if one.kind
         ]
         if args.classes:  # those that stand out, and some that do not
-            names = [one.class_name for one in found]
+            names = [one.class_name for one in shortcuts]
             rest = [name for name in train.classes if name not in names]
             names += random.Random(args.seeds[0]).sample(rest, max(0, args.classes - len(names)))
             train, test = train.select_classes(names), test.select_classes(names)
-            found = [replace(one, label=names.index(one.class_name)) for one in found]
+            shortcuts = [replace(one, label=names.index(one.class_name)) for one in shortcuts]
         recipe = dict(DEAR) if args.method == "dear" else {}
         model = adapt(
             train, None, method=args.method, backbone=dear.load(args.backbone), recipe=recipe, calibrate=False
         )
         answer = label_predictor(model, train.classes)
         accuracy = float((answer([test.image(n) for n in range(len(test))]) == test.labels.numpy()).mean())
-        for one in found:
+        for one in shortcuts:
             row = {"dataset": Path(source).parent.name, "method": args.method, "classes": len(train.classes)}
             row |= {"accuracy": round(accuracy, 4), **_row(one, test, train, answer, args.others)}
             add_rows(args.out, [row | where()])

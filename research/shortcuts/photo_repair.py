@@ -42,7 +42,7 @@ DEAR = {"epochs": 5, "batch": 16}  #: of the recipe, so that a training is a min
 
 
 def repair(args: Any) -> None:
-    """All cells that were asked for, one row each."""
+    """All cells, one row each."""
     clip = dear.load(args.backbone)
     cell = _dear_cell if args.method == "dear" else _probe_cell
     for source in args.data:
@@ -58,8 +58,8 @@ def repair(args: Any) -> None:
 def _marked(sets: Sets, name: str) -> tuple[ImageSet, Shortcut | None]:
     """The training images with the mark in the first class, and what the audit says of that class."""
     images = listed([*plant(name, sets.images[:LEARN]), *sets.images[LEARN:]], sets.labels, sets.classes)
-    found = find_shortcuts(measure_properties(images), sets.labels.tolist(), sets.classes)
-    return images, next((one for one in found if one.label == 0), None)
+    shortcut = find_shortcuts(measure_properties(images), sets.labels.tolist(), sets.classes)
+    return images, next((one for one in shortcut if one.label == 0), None)
 
 
 def _planted(sets: Sets, name: str) -> list[Image.Image]:
@@ -90,7 +90,7 @@ def _tested(clip: Clip, sets: Sets) -> tuple[HeadContributions, HeadContribution
 
 def _probe_cell(clip: Clip, sets: Sets, name: str) -> dict[str, object]:
     """A logistic regression untouched, repaired in every way, at random, and trained on clean photos."""
-    images, found = _marked(sets, name)
+    images, shortcut = _marked(sets, name)
     clean, tested = _tested(clip, sets)
     layers = clip.config.vision.last_third
     others = np.flatnonzero(sets.truth != 0)
@@ -106,12 +106,12 @@ def _probe_cell(clip: Clip, sets: Sets, name: str) -> dict[str, object]:
         )
 
     result: dict[str, object] = {"found": "", "chosen": "", **figures("clean", [clean])}
-    if found is None:
+    if shortcut is None:
         return result | figures("nothing", [collect_contributions(clip, images, layers)])
-    copies = [EditedImages(images, found.kind), EditedImages(images, found.kind, found)]
+    copies = [EditedImages(images, shortcut.kind), EditedImages(images, shortcut.kind, shortcut)]
     seen = edited_features(clip, images, copies)
-    choice, kinds = choose_edit_removal(seen, (found.kind,)), (found.kind,)
-    result |= {"found": found.kind, "chosen": choice.way, "directions_count": choice.directions}
+    choice, kinds = choose_edit_removal(seen, (shortcut.kind,)), (shortcut.kind,)
+    result |= {"found": shortcut.kind, "chosen": choice.way, "directions_count": choice.directions}
     result |= figures("nothing", [seen.original])
     result |= figures("directions", [seen.original], remove_directions(seen, kinds, choice.directions))
     by_heads = remove_edit_heads(seen, kinds)
@@ -137,7 +137,7 @@ def _roles(clip: Clip, sets: Sets) -> Any:
 
 def _dear_cell(clip: Clip, sets: Sets, name: str) -> dict[str, object]:
     """DeAR on the marked photos untouched, repaired as `auto` chooses, and on clean photos."""
-    images, found = _marked(sets, name)
+    images, shortcut = _marked(sets, name)
     roles = _roles(clip, sets)
     planted = _planted(sets, name)
 
@@ -150,11 +150,11 @@ def _dear_cell(clip: Clip, sets: Sets, name: str) -> dict[str, object]:
 
     chosen: list[str] = []
     result = figures("nothing", images)
-    if found is not None:
-        result |= figures("repaired", images, Without((found.kind,)))
+    if shortcut is not None:
+        result |= figures("repaired", images, Without((shortcut.kind,)))
     way = chosen[-1]
     result |= figures("clean", listed(sets.images, sets.labels, sets.classes))
-    return {"found": "" if found is None else found.kind, "chosen": way, **result}
+    return {"found": "" if shortcut is None else shortcut.kind, "chosen": way, **result}
 
 
 @torch.no_grad()

@@ -29,7 +29,9 @@ class Photos:
         self.labels = torch.cat([part.labels for part in parts]).numpy()
         self.classes = parts[0].classes
         first = measure_properties(parts[0])
-        self.own = {one.class_name for one in find_shortcuts(first, parts[0].labels.tolist(), self.classes)}
+        self.suspicious = {
+            one.class_name for one in find_shortcuts(first, parts[0].labels.tolist(), self.classes)
+        }
         self._first: ImageMeasurements | None = first
 
     @property
@@ -46,8 +48,8 @@ class Photos:
         return part.image(index)
 
     def draw(self, count: int, most: int, rng: np.random.Generator) -> list[list[int]]:
-        """Images of some classes, at most so many of each."""
-        usable = [label for label, name in enumerate(self.classes) if name not in self.own]
+        """Images of some classes, at most `count` of each."""
+        usable = [label for label, name in enumerate(self.classes) if name not in self.suspicious]
         chosen = rng.choice(usable, count, replace=False)
         return [rng.permutation(np.flatnonzero(self.labels == label))[:most].tolist() for label in chosen]
 
@@ -73,10 +75,10 @@ class Sets:
     def __init__(self, photos: Photos, seed: int) -> None:
         drawn = photos.draw(8, LEARN + TEST, np.random.default_rng(seed))
         self.name, self.seed = photos.name, seed
-        self.classes = tuple(photos.classes[int(photos.labels[own[0]])] for own in drawn)
-        self.images = [photos.image(place) for own in drawn for place in own[:LEARN]]
+        self.classes = tuple(photos.classes[int(photos.labels[places[0]])] for places in drawn)
+        self.images = [photos.image(place) for places in drawn for place in places[:LEARN]]
         self.labels = np.repeat(np.arange(8), LEARN)
-        test = [(place, label) for label, own in enumerate(drawn) for place in own[LEARN:]]
+        test = [(place, label) for label, places in enumerate(drawn) for place in places[LEARN:]]
         self.test = [photos.image(place) for place, _ in test]
         self.truth = np.array([label for _, label in test])
         self.others = [image for image, label in zip(self.test, self.truth, strict=True) if label != 0]

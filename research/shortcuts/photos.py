@@ -48,7 +48,7 @@ def measured_with(
     photos: Photos, drawn: list[list[int]], planted: Sequence[Image.Image]
 ) -> ImageMeasurements:
     """What was measured of a draw, the images of its first class replaced."""
-    rest = photos.measured.subset([place for own in drawn[1:] for place in own])
+    rest = photos.measured.subset([place for places in drawn[1:] for place in places])
     return joined(measure_properties(listed(planted, [0] * len(planted), ("marked",))), rest)
 
 
@@ -59,29 +59,29 @@ def find(args: argparse.Namespace) -> None:
         for number, (name, (_, kinds)) in enumerate(PLANTS.items()):
             for seed in range(DRAWS):
                 drawn = photos.draw(CLASSES, MOST, np.random.default_rng((seed, number)))
-                labels = [label for label, own in enumerate(drawn) for _ in own]
+                labels = [label for label, places in enumerate(drawn) for _ in places]
                 planted = plant(name, [photos.image(place) for place in drawn[0]], seed)
-                found = find_shortcuts(measured_with(photos, drawn, planted), labels, NAMES)
-                first = found[0] if found else None
+                shortcuts = find_shortcuts(measured_with(photos, drawn, planted), labels, NAMES)
+                first = shortcuts[0] if shortcuts else None
                 named = first is not None and first.label == 0 and first.kind in kinds
-                rows.append(_row(photos, name, seed, found, int(named), len(planted)))
+                rows.append(_row(photos, name, seed, shortcuts, int(named), len(planted)))
         for seed in range(CLEAN):
             drawn = photos.draw(CLASSES, MOST, np.random.default_rng((seed, 99)))
-            labels = [label for label, own in enumerate(drawn) for _ in own]
-            measured = photos.measured.subset([place for own in drawn for place in own])
-            found = find_shortcuts(measured, labels, NAMES)
-            rows.append(_row(photos, "none", seed, found, int(bool(found)), len(drawn[0])))
+            labels = [label for label, places in enumerate(drawn) for _ in places]
+            measured = photos.measured.subset([place for places in drawn for place in places])
+            shortcuts = find_shortcuts(measured, labels, NAMES)
+            rows.append(_row(photos, "none", seed, shortcuts, int(bool(shortcuts)), len(drawn[0])))
     add_rows(args.out, rows)
     _summary(rows)
 
 
 def _row(
-    photos: Photos, mark: str, seed: int, found: Sequence[Shortcut], hit: int, images: int
+    photos: Photos, mark: str, seed: int, shortcuts: Sequence[Shortcut], hit: int, images: int
 ) -> dict[str, object]:
-    first = found[0] if found else None
+    first = shortcuts[0] if shortcuts else None
     return {
         "dataset": photos.name, "mark": mark, "draw": seed, "images": images, "named_or_alarm": hit,
-        "findings": len(found), "kind": "" if first is None else first.kind,
+        "findings": len(shortcuts), "kind": "" if first is None else first.kind,
         "look": "" if first is None else first.look, "score": "" if first is None else round(first.score, 3),
         **where(),
     }  # fmt: skip

@@ -56,7 +56,7 @@ def main() -> None:
             row = rows.setdefault((images.name, name), dict.fromkeys(COUNTS, 0))
             row["planted"] += label >= 0
             for rule, findings in verdicts(clip, images, features, labels).items():
-                hit = label >= 0 and any(found(one, concept, label) for one in findings)
+                hit = label >= 0 and any(matches(one, concept, label) for one in findings)
                 row[f"found{rule}"] += hit
                 row[f"elsewhere{rule}"] += len(findings) - hit
         for (data, name), row in rows.items():
@@ -67,7 +67,7 @@ def main() -> None:
 COUNTS = ("planted", "found", "found_without_rule", "elsewhere", "elsewhere_without_rule")
 
 
-def found(one: Association, concept: str, label: int) -> bool:
+def matches(one: Association, concept: str, label: int) -> bool:
     """Whether a finding is the planted one."""
     return one.concept == concept and (
         one.strong or (one.one_class is not None and one.one_class[0] == label)
@@ -98,12 +98,12 @@ def worlds(clip: dear.Clip) -> Iterator[tuple[ImageSet, Plant]]:
         for share in (1.0, BALANCED):
             images = dear.open_data(f"world:shortcut-{kind}@{share}", "train")
             parts.append((images, clip.encode_image(images.pixels(range(len(images)), clip.config.view))))
-        (aligned, own), (mixed, others) = parts
+        (aligned, aligned_features), (mixed, others) = parts
         yield mixed, ("none", "", -1, *first(others, mixed.labels, EACH))
         for label in range(len(mixed.classes)):
             value = aligned.groups[int((aligned.labels == label).nonzero()[0, 0])]
             rest = torch.tensor([group != value for group in mixed.groups]) & (mixed.labels != label)
-            features = torch.cat([own[aligned.labels == label], others[rest]])
+            features = torch.cat([aligned_features[aligned.labels == label], others[rest]])
             labels = torch.cat([aligned.labels[aligned.labels == label], mixed.labels[rest]])
             yield mixed, (kind, concept, label, *first(features, labels, EACH))
 

@@ -47,18 +47,20 @@ def main() -> None:
         labels = images.labels.numpy()
         for mark, edit in MARKS.items():
             marked = evenly_spaced(len(images.classes), args.classes) if mark != "none" else [0]
-            found, names, others = 0, Counter[str](), 0
+            hits_count, names, others = 0, Counter[str](), 0
             for label in marked:
                 rows = np.flatnonzero(labels == label)
-                own = clean if mark == "none" else replaced(clean, rows, saved(images.subset(rows), edit))
-                shortcuts = find_shortcuts(own, labels.tolist(), images.classes)
+                measured = (
+                    clean if mark == "none" else replaced(clean, rows, saved(images.subset(rows), edit))
+                )
+                shortcuts = find_shortcuts(measured, labels.tolist(), images.classes)
                 hits = [one for one in shortcuts if one.label == label and mark != "none"]
-                found += bool(hits)
+                hits_count += bool(hits)
                 names.update(map(described, hits))
                 others += len(shortcuts) - len(hits)
             row = {
                 "dataset": images.name, "mark": mark, "planted": 0 if mark == "none" else len(marked),
-                "found": found, "named": "; ".join(f"{name} {n}" for name, n in names.most_common()),
+                "found": hits_count, "named": "; ".join(f"{name} {n}" for name, n in names.most_common()),
                 "findings_elsewhere": round(others / len(marked), 2), "classes": len(images.classes),
                 "images": len(images),
             }  # fmt: skip

@@ -65,7 +65,7 @@ def composite(subject: Image.Image, background: Image.Image, share: float, rng: 
 
 def by_class(images: ImageSet, name: str) -> list[int]:
     label = images.classes.index(name)
-    return [index for index, own in enumerate(images.labels.tolist()) if own == label]
+    return [index for index, figures in enumerate(images.labels.tolist()) if figures == label]
 
 
 def listed(items: list[tuple[Image.Image, int, str]], classes: tuple[str, ...]) -> ListedImages:
@@ -176,12 +176,12 @@ def ways(clip: dear.Clip, sets: Sets, seen: HeadContributions) -> list[tuple[str
     truest = remove_heads(seen, ranked[:HEADS], concept)
     offered = {"words": offers["words"], "examples": offers["examples"], "heads": truest}
     choice = choose_concept_removal(seen, sets.train.labels, offered)
-    found = [(name, 0, repair, "") for name, repair in offers.items()]
-    found += [("truest heads", 0, truest, ""), ("automatic", 0, choice.removal, choice.way)]
+    candidates = [(name, 0, repair, "") for name, repair in offers.items()]
+    candidates += [("truest heads", 0, truest, ""), ("automatic", 0, choice.removal, choice.way)]
     rng = random.Random(1)
     for draw in range(DRAWS):
-        found.append(("random heads", draw, remove_heads(seen, rng.sample(ranked, HEADS), "random"), ""))
-    return found
+        candidates.append(("random heads", draw, remove_heads(seen, rng.sample(ranked, HEADS), "random"), ""))
+    return candidates
 
 
 def measured(learn: Tensor, labels: Tensor, test: Tensor, images: ListedImages) -> dict[str, float]:
@@ -222,10 +222,11 @@ def main() -> None:
             )
         share = args.share if args.task == "composites" else ""
         head = {"task": args.task, "share": share, "seed": seed}
-        found = [
-            {**head, "way": way, "draw": draw, **own, "chosen": chosen} for way, draw, chosen, own in rows
+        candidates = [
+            {**head, "way": way, "draw": draw, **figures, "chosen": chosen}
+            for way, draw, chosen, figures in rows
         ]
-        record(args.out, found, machine_last=True)
+        record(args.out, candidates, machine_last=True)
 
 
 if __name__ == "__main__":

@@ -109,9 +109,9 @@ def tables(rates: Rates, methods: int, seeds: int, fleets: Sequence[int]) -> str
     times = methods * seeds
     work = []
     for protocol in [*dict.fromkeys(cell.protocol for cell in one), "all"]:
-        own = [cell for cell in one if protocol in ("all", cell.protocol)]
-        hours = times * sum(map(rates.seconds, own)) / 3600
-        counts = (len(own), sum(cell.steps for cell in own), sum(cell.images for cell in own))
+        selected = [cell for cell in one if protocol in ("all", cell.protocol)]
+        hours = times * sum(map(rates.seconds, selected)) / 3600
+        counts = (len(selected), sum(cell.steps for cell in selected), sum(cell.images for cell in selected))
         work.append((protocol, *(f"{times * count:,}" for count in counts), f"{hours:,.1f}"))
     seconds = [rates.seconds(cell) for cell in one] * times
     waits = []

@@ -38,7 +38,7 @@ def main() -> None:
         settings=(["0:float32", "4:bfloat16"], "VIEWS:PRECISION"),
         seeds=[1],
         epochs=(int, "instead of the method's own"),
-        test_images=(750, "at most so many, evenly spread"),
+        test_images=(750, "at most as many, evenly spread"),
         no_calibrate=False,
         csv=Path,
     )

@@ -60,9 +60,9 @@ class Pebble:
             self.pool.schedule(pixels, (one.content, max(1, one.cost.pixels)), timeout=seconds)
             for one in uploads
         ]
-        found = [await asyncio.wrap_future(task) for task in tasks]
+        contents = [await asyncio.wrap_future(task) for task in tasks]
         side = self.decoding.size if isinstance(self.decoding.size, int) else self.decoding.size.side
-        return [torch.from_numpy(np.frombuffer(one, np.uint8).copy()).view(3, side, side) for one in found]
+        return [torch.from_numpy(np.frombuffer(one, np.uint8).copy()).view(3, side, side) for one in contents]
 
     def close(self) -> None:
         """End the processes."""
@@ -82,9 +82,9 @@ def children_seconds() -> float:
         parents[int(path.parent.name)] = (int(fields[1]), (int(fields[11]) + int(fields[12])) / ticks)
     total, todo = 0.0, [os.getpid()]
     while todo:
-        own = todo.pop()
+        process = todo.pop()
         for pid, (parent, seconds) in parents.items():
-            if parent == own:
+            if parent == process:
                 total += seconds
                 todo.append(pid)
     return total
@@ -103,11 +103,11 @@ async def measure(decoder: Any, files: list[Upload], count: int) -> dict[str, fl
     usage, children, began = resource.getrusage(resource.RUSAGE_SELF), children_seconds(), time.perf_counter()
     await asyncio.gather(*(client() for _ in range(IN_FLIGHT)))
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
-    own = after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime
+    service = after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime
     return {
         "images_per_s": round(count / wall, 1),
-        "service_us": round(1e6 * own / count),
-        "all_us": round(1e6 * (own + children_seconds() - children) / count),
+        "service_us": round(1e6 * service / count),
+        "all_us": round(1e6 * (service + children_seconds() - children) / count),
     }
 
 

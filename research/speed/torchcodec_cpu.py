@@ -141,13 +141,13 @@ def main() -> None:
     rows = []
     for name, (reference, decode, _) in FORMATS.items():
         contents = [saved(image, name) for image in images]
-        theirs = with_torchcodec(name)
+        by_torchcodec = with_torchcodec(name)
         differences = np.concatenate(
-            [np.abs(theirs(c).astype(int) - with_pillow(c)).ravel() for c in contents]
+            [np.abs(by_torchcodec(c).astype(int) - with_pillow(c)).ravel() for c in contents]
         )
-        pairs = [(rate(decode, contents), rate(theirs, contents)) for _ in range(5)]
+        pairs = [(rate(decode, contents), rate(by_torchcodec, contents)) for _ in range(5)]
         ours, codec = (sorted(values)[2] for values in zip(*pairs, strict=True))
-        for way, one, speed in ((reference, decode, ours), ("TorchCodec", theirs, codec)):
+        for way, one, speed in ((reference, decode, ours), ("TorchCodec", by_torchcodec, codec)):
             counted = hostile(one, contents[0], options.cases)
             row = {**facts, "format": name, "way": way, "files_per_second": round(speed, 1)}
             row["within_1_of_pillow"] = float(np.mean(differences <= 1)) if way == "TorchCodec" else 1.0
