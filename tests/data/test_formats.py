@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from PIL import Image
 from dear.data.content import content_digest, source_of, stored_digest
 from dear.data.open import default_split, open_data
 from dear.data.stored import Box
+from dear.data.unlabeled import open_unlabeled
 from dear.errors import DataError, InputError, UsageError
 from dear.images.open import open_image
 from dear.runs.recipe import Recipe
@@ -218,6 +220,40 @@ def test_saved_datasets_folders(photos: Path, tmp_path: Path, split: bool) -> No
     assert images.classes == ("blue", "red")
     assert images.image(0).getpixel((0, 0)) == (200, 0, 0)
     assert len(open_data(tmp_path / "saved", "test")) == 2
+
+
+def test_a_saved_dataset_with_one_split_holds_out_images_that_it_does_not_train_on(
+    photos: Path, tmp_path: Path
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    records = [{"image": path, "label": label} for path, label in rows_of(photos)]
+    table = datasets.Dataset.from_list(records).cast_column("image", datasets.Image())
+    for parts in ({"train": table}, {"training": table}):
+        datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
+        train, test = (open_data(tmp_path / "saved", split) for split in ("train", "test"))
+        assert (len(train), len(test)) == (6, 2)
+        assert not {train.key(i) for i in range(6)} & {test.key(i) for i in range(2)}
+        assert len(open_data(tmp_path / "saved", "all")) == 8
+        shutil.rmtree(tmp_path / "saved")
+    datasets.DatasetDict({"test": table}).save_to_disk(str(tmp_path / "saved"))
+    assert len(open_data(tmp_path / "saved", "test")) == 8
+    with pytest.raises(DataError, match="train"):
+        open_data(tmp_path / "saved", "train")
+
+
+def test_unlabeled_images_of_saved_datasets_and_tars(photos: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    paths = [path for path, _ in rows_of(photos)]
+    table = datasets.Dataset.from_dict({"image": paths}).cast_column("image", datasets.Image())
+    parts = datasets.DatasetDict({"train": table, "test": table.select([0])})
+    parts.save_to_disk(str(tmp_path / "saved"))
+    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+        for path in paths:
+            tar.add(path, Path(path).name)
+    for name in ("saved", "photos.tar"):
+        images = open_unlabeled(tmp_path / name)
+        assert images.labels.tolist() == [-1] * 8
+        assert images.image(7).size == (20, 16)
 
 
 @pytest.mark.parametrize("named", [True, False])

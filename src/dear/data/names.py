@@ -12,6 +12,8 @@ from dear.errors import DataError, InputError
 from dear.utils.text import check_name, check_printable
 
 MAX_TEMPLATE = 1000
+#: names of folders and of splits of Hugging Face datasets, by split
+SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "val": ("val", "valid", "validation")}
 _WORDNET = re.compile(r"n[0-9]{8}")
 _NUMBER = re.compile(r"[0-9]+\.(?=[^\W\d_])")  # the "001." of "001.Black_footed_Albatross"
 _CAMEL = re.compile(r"[A-Z][a-z]{2,}(?:[A-Z][a-z]+)+")

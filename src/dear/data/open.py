@@ -29,28 +29,25 @@ from typing import Any
 
 import torch
 
-from dear.data.images import TEMPLATE, UNLABELED, DataSource, FileImages, ImageSet
+from dear.data.huggingface import HUB, is_dataset, open_dataset
+from dear.data.images import TEMPLATE, DataSource, FileImages, ImageSet
 from dear.data.layouts import COOP, READERS, Benchmark, Listing
-from dear.data.names import check_classes, check_template, natural_key, readable
+from dear.data.names import SPLITS, check_classes, check_template, natural_key, readable
 from dear.data.records import KINDS
 from dear.data.shots import pick_split
-from dear.data.stored import BoxedImages, CellImages, DatasetCells
+from dear.data.stored import BoxedImages
 from dear.data.table import open_table
 from dear.data.tars import is_tar, open_tars
-from dear.errors import DataError, InputError, UsageError, reason_of
+from dear.errors import DataError, InputError, UsageError
 from dear.images.names import image_paths, is_image_name, is_user_file
-from dear.utils.extras import missing_extra
 from dear.utils.files import read_json
 from dear.utils.notices import warn
 from dear.utils.text import check_name, close_name
 
 WORLD = "world:"
-HUB = "hf://datasets/"
 UNLABELED_FOLDER = "unlabeled"  #: next to class folders; its images have no label (`dear.data.unlabeled`)
 DOMAINBED = "python -m domainbed.scripts.download (https://github.com/facebookresearch/DomainBed)"
 HELD_OUT_SPLIT = "held-out"  #: the images that a training on the same data does not use
-# Names of split folders by split.
-SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "val": ("val", "valid", "validation")}
 
 
 def open_data(
@@ -89,8 +86,8 @@ def open_data(
         text, split = _held_out_folder(text), "test"
     if text.startswith(WORLD):
         return _open_world(text, split, template)
-    if text.startswith(HUB) or _is_saved_dataset(Path(text).expanduser()):
-        return _open_dataset(text, split, template, name)
+    if is_dataset(text):
+        return open_dataset(text, split, template, name)
     path = Path(text).expanduser()
     benchmark = find_benchmark(text)
     if benchmark is not None and root is not None:
@@ -166,68 +163,6 @@ def check_data(spec: str | os.PathLike[str], root: str | os.PathLike[str] | None
     suggestion = close_name(text, BENCHMARKS)
     hint = "" if suggestion is None else f"; did you mean {suggestion}?"
     raise DataError(f"{text[:200]}: no such folder, table or dataset{hint}")
-
-
-def _is_saved_dataset(path: Path) -> bool:
-    """Whether a folder was written by `Dataset.save_to_disk` or `DatasetDict.save_to_disk`."""
-    return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
-
-
-def _open_dataset(text: str, split: str, template: str | None, name: str | None) -> ImageSet:
-    """A dataset of Hugging Face: from the hub, or a saved folder. Columns `image` and `label`."""
-    try:
-        import datasets
-    except ModuleNotFoundError:
-        raise missing_extra("a Hugging Face dataset", "datasets") from None
-    repository = text.removeprefix(HUB)
-    try:
-        loaded: Any = (
-            datasets.load_dataset(repository) if text.startswith(HUB) else datasets.load_from_disk(text)
-        )
-    except Exception as error:  # network, missing files, scripts that are not executed
-        raise DataError(f"{text}: cannot be loaded ({reason_of(error)})") from None
-    parts = loaded if hasattr(loaded, "keys") else {"all": loaded}
-    chosen = next((key for key in (split, *SPLITS.get(split, ())) if key in parts), None)
-    if chosen is None and split == "test" and "validation" in parts:
-        chosen = "validation"
-    unsplit = len(parts) == 1 and chosen is None
-    if chosen is None and not unsplit and split != "all":
-        raise DataError(f"{text}: has no split {split!r}; it has {', '.join(parts)}")
-    if split == "all" and not unsplit and len(parts) > 1:
-        table = datasets.concatenate_datasets(list(parts.values()))
-    else:
-        table = parts[next(iter(parts)) if chosen is None else chosen]
-    for column in ("image", "label"):
-        if column not in table.column_names:
-            raise DataError(f"{text}: has no column {column!r}; it has {', '.join(table.column_names)}")
-    raw, labels = _dataset_labels(table)
-    rows = [row for row, label in enumerate(labels) if label != UNLABELED]
-    if not rows:
-        raise DataError(f"{text}: no row has a label; a dataset needs some")
-    if unsplit and split != "all":
-        indices = pick_split([f"row {row}" for row in rows], [labels[row] for row in rows], split, text)
-        rows = [rows[index] for index in indices]
-    table = table.cast_column("image", datasets.Image(decode=False))
-    return CellImages(
-        name=name or Path(repository).name,
-        classes=check_classes(raw, [readable(label) for label in raw], text),
-        template=check_template(TEMPLATE if template is None else template),
-        reader=DatasetCells(table, "image", text),
-        rows=tuple(rows),
-        labels=torch.tensor([labels[row] for row in rows], dtype=torch.int64),
-        source=DataSource(text if text.startswith(HUB) else os.path.abspath(text)),
-    )
-
-
-def _dataset_labels(table: Any) -> tuple[list[str], list[int]]:
-    """The classes of a `datasets.Dataset` as they are written, and the label of each row; -1: none."""
-    feature, values = table.features["label"], table["label"][:]
-    if hasattr(feature, "names"):
-        return list(feature.names), [UNLABELED if value is None else int(value) for value in values]
-    texts = ["" if value is None else str(value) for value in values]
-    raw = sorted({text for text in texts if text}, key=natural_key)
-    label_of = {text: label for label, text in enumerate(raw)}
-    return raw, [label_of.get(text, UNLABELED) for text in texts]
 
 
 def _open_world(spec: str, split: str, template: str | None) -> ImageSet:

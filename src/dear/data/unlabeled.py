@@ -15,12 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dear.data.huggingface import is_dataset, open_unlabeled_dataset
 from dear.data.images import TEMPLATE, UNLABELED, FileImages, ImageSet, ImageSetWrapper, unlabeled_images
 from dear.data.inputs import as_images
-from dear.data.names import natural_key
-from dear.data.open import SPLITS, UNLABELED_FOLDER, WORLD, check_data, find_benchmark, open_data
+from dear.data.names import SPLITS, natural_key
+from dear.data.open import UNLABELED_FOLDER, WORLD, check_data, find_benchmark, open_data
 from dear.data.records import KINDS
+from dear.data.stored import CellImages
 from dear.data.table import open_unlabeled_table
+from dear.data.tars import is_tar, read_tars
 from dear.errors import DataError
 from dear.images.names import image_paths
 from dear.images.views import Size
@@ -89,7 +92,8 @@ def open_unlabeled(
 
     Args:
         source: a folder, of which all images at any depth count; a table with a column `path` or `image`; a
-            dataset by its name, of which the training images count; or a list of images, as in `as_images`.
+            tar or a folder of tars; a dataset, also of Hugging Face, of which the training images count; or a
+            list of images, as in `as_images`.
         root: the folder of the benchmarks; for a table, the folder that its paths start from.
 
     Raises:
@@ -104,7 +108,13 @@ def open_unlabeled(
     path = Path(text).expanduser()
     if text.startswith(WORLD) or (find_benchmark(text) is not None and root is not None):
         return without_labels(open_data(text, "train", root=root))
+    if is_dataset(text):
+        return open_unlabeled_dataset(text)
     check_data(path, root)
+    if is_tar(path):
+        reader, names = read_tars(path)
+        labels = torch.full((len(names),), UNLABELED, dtype=torch.int64)
+        return CellImages(path.stem, (), TEMPLATE, reader, tuple(range(len(names))), labels)
     if os.path.isdir(path):
         return _unlabeled_files(path, sorted(image_paths(path), key=natural_key))
     images = open_unlabeled_table(path, path.parent if root is None else Path(root), include_labeled=True)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dear.data.batches import name_of
+from dear.data.huggingface import is_dataset
 from dear.data.images import TEMPLATE, ImageSet, ListedImages, label_text, unlabeled_images
 from dear.data.inputs import as_images, is_frame
-from dear.data.names import readable
-from dear.data.open import SPLITS, open_data
+from dear.data.names import SPLITS, readable
+from dear.data.open import open_data
 from dear.data.records import BOX, IMAGE
 from dear.data.stored import CellImages, ParquetCells
 from dear.data.tars import is_tar, read_tars
@@ -94,7 +95,7 @@ def open_source(data: PathLike | Sequence[Any] | ImageSet, root: PathLike | None
 
 def _is_folder(path: Path) -> bool:
     """Whether a path is a folder of images, not one that `datasets` saved."""
-    return path.is_dir() and not any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    return path.is_dir() and not is_dataset(str(path))
 
 
 def _listed(items: Sequence[Any], columns: Columns | None = None) -> Source:
