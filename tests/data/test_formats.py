@@ -297,8 +297,11 @@ def test_margin_of_boxes(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="11"):
         open_data(tmp_path / "boxes.csv", "all", margin=11)
     (tmp_path / "t.csv").write_text("path,label\n" + "\n".join(",".join(row) for row in rows_of(photos)))
-    with pytest.raises(UsageError, match="boxes"):
-        open_data(tmp_path / "t.csv", "all", margin=0.1)
+    for data in (tmp_path / "t.csv", pandas.read_csv(tmp_path / "t.csv"), "world:textures"):
+        with pytest.raises(UsageError, match="boxes"):
+            open_data(data, "all", margin=0.1)
+    (tmp_path / "one.csv").write_text(f"path,label,x,y,width,height\n{photos / '0.png'},red,5,4,10,8\n")
+    assert len(open_data(tmp_path / "one.csv", "test", margin=0.1)) == 0
 
 
 def test_a_named_split_folder_is_used_where_no_labels_are(photos: Path, tmp_path: Path) -> None:

@@ -77,6 +77,20 @@ def open_data(
     """
     if not 0 <= margin <= 10:
         raise UsageError(f"margin must be from 0 to 10, a fraction of each box, got {margin}")
+    images = _open_split(spec, split, root, template, name, margin)
+    if margin and len(images) and not isinstance(images, BoxedImages):
+        raise UsageError(f"{images.name}: margin = {margin} needs boxes (x, y, width, height); leave it out")
+    return images
+
+
+def _open_split(
+    spec: str | os.PathLike[str] | Any,
+    split: str,
+    root: str | os.PathLike[str] | None,
+    template: str | None,
+    name: str | None,
+    margin: float,
+) -> ImageSet:
     if not isinstance(spec, str | os.PathLike):
         split = "test" if split == HELD_OUT_SPLIT else split
         return open_table(spec, split, template=template, name=name, root=root, margin=margin)
@@ -100,10 +114,8 @@ def open_data(
         images = open_folder(path, split, template=template, name=name)
     else:
         images = open_table(path, split, template=template, name=name, root=root, margin=margin)
-    if margin and not isinstance(images, BoxedImages):
-        raise UsageError(f"{text}: margin = {margin} needs boxes (x, y, width, height); leave it out")
-    base = None if root is None else os.path.abspath(root)
-    with_source: ImageSet = replace(images, source=DataSource(os.path.abspath(path), base))
+    source = DataSource(os.path.abspath(path), None if root is None else os.path.abspath(root))
+    with_source: ImageSet = replace(images, source=source)
     return with_source
 
 
