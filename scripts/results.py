@@ -577,6 +577,14 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
                 "most 1; missed.",
             ),
             Table(
+                "CPU seconds of a training by stage", f"{RESEARCH}/training_stages.csv",
+                "OMP_NUM_THREADS=1 python research/speed/training_stages.py --backbone SMALL", ("backbone", "method"),
+                ("frozen_views_s", "evaluation_features_s", "directions_s", "images_s", "texts_s", "losses_s", "backward_s", "optimizer_s",
+                 "rest_s", "total_s"),
+                note="160 images, 160 steps of 4 images, four views per image; medians of three turns. `images`, `texts`, and `losses` are "
+                "the forward pass of the learned part.",
+            ),
+            Table(
                 "Step of the presets, ms", f"{BENCHMARKS}/preset_step.csv", "python benchmarks/step.py presets --device cuda",
                 ("shape", "batch", "classes"), ("paper_ms", "quick_ms", "strong_ms"),
             ),
