@@ -46,6 +46,7 @@ from dear.runs.model import Model
 from dear.tasks.adapt import adapt
 from dear.tasks.explain.explainer import Explainer
 from dear.tasks.explain.parts import Trace, smooth
+from dear.tasks.explain.scores import ScoreParts
 from dear.tasks.mini.measure import PROMPTS
 from dear.world import factors as W
 from dear.world.shortcuts import KINDS
@@ -247,7 +248,7 @@ def shortcuts(args: argparse.Namespace) -> list[dict[str, Any]]:
         test = test.subset(chosen[:240].tolist())
         answers = model.logits(test)[model.modes[0]].argmax(1)
         wrong = (answers != test.labels).nonzero()[:, 0].tolist()[: args.images]
-        explainer = Explainer(model, open_data(name, "train"))
+        explainer = Explainer(ScoreParts(model, open_data(name, "train")))
         explanations = explainer.explain(test.subset(wrong))
         first = [one.without_concepts[0].name for one in explanations]
         by_heads = [_largest(one) for one in explanations]

@@ -184,7 +184,7 @@ def test_a_dear_with_table_2_on_a_vit_b_16_agrees(tmp_path, thin):
         )
         config = replace(config, vision=vision, text=text, embed_dim=64)
     model = trained_dear(dear.Clip(config), roles=RoleMap.table2())
-    export_onnx(model, tmp_path / "b16.onnx", check=False)
+    export_onnx(model, tmp_path / "b16.onnx")
     pixels = images(1, 224, dtype=torch.float32)
     got = OnnxModel(tmp_path / "b16.onnx", threads=1).run(pixels.numpy())
     wanted = model.all_logits(pixels)
@@ -198,7 +198,7 @@ def test_other_methods_are_exported_too(clip, name, tmp_path):
     with torch.no_grad():
         for parameter in method.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)) * 0.05)
-    export_onnx(method, tmp_path / "m.onnx", check=False)
+    export_onnx(method, tmp_path / "m.onnx")
     pixels = images(3, dtype=torch.float32, seed=4)
     got = OnnxModel(tmp_path / "m.onnx").run(pixels.numpy())["scores"]
     np.testing.assert_allclose(got, method.logits(pixels).numpy(), atol=1e-3)
@@ -330,7 +330,7 @@ def labeled(method, count=9):
 def test_a_smaller_file_stores_what_it_loses(rejecting, traced, tmp_path, precision):
     full, data = rejecting[1], labeled(traced.method)
     small = export_onnx(traced, tmp_path / "m.onnx", precision=precision, images=data, max_loss=100)
-    assert small.size < full.stat().st_size * 0.8  # per-image parts stay in float32
+    assert small.bytes < full.stat().st_size * 0.8  # per-image parts stay in float32
     assert (small.loss.images, small.loss.float32) == (9, 1)
     runtime = OnnxModel(tmp_path / "m.onnx")
     assert runtime.metadata.precision == precision

@@ -268,7 +268,9 @@ def test_the_studio() -> None:
     roles = hostile_roles()
     harmless(map_html(roles))
     role = roles[3, 0]
-    harmless(describe_html(HeadView((3, 0), role, role.phrases[0], [], [], [], [], [])))
+    harmless(
+        describe_html(HeadView((3, 0), role.phrases[0], role.phrases[0], role, role.phrases[0], [], [], []))
+    )
 
 
 def test_errors_on_the_studios_page_are_escaped() -> None:

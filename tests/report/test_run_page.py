@@ -110,7 +110,7 @@ def test_sections_are_there_and_say_the_numbers(facts):
     page = run_page(facts, log=[{"step": 1, "loss": 2.0}])
     for heading in (
         "Accuracy of each class",
-        "Which answers to use",
+        "Which mode to use",
         "What got better and what got worse",
         "New classes",
         "Which classes are confused",
@@ -125,7 +125,9 @@ def test_sections_are_there_and_say_the_numbers(facts):
 def test_without_unseen_classes_the_page_says_so(model):
     facts = examine(model, Colors(classes=3, each=2, seed=8))
     assert facts.new is None
-    assert "no new class" in run_page(facts)
+    page = run_page(facts)
+    assert facts.why_no_new in page
+    assert "<h2>New classes</h2>" not in page
 
 
 def test_another_set_can_stand_for_the_unseen(model):

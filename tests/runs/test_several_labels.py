@@ -27,7 +27,8 @@ from dear.tasks.audit.page import audit_page
 from dear.tasks.check import check_labels
 from dear.tasks.explain.dataset import explain_set
 from dear.tasks.explain.explainer import Explainer
-from dear.tasks.explain.page import section
+from dear.tasks.explain.page import explanation_values
+from dear.tasks.explain.scores import ScoreParts
 from dear.tasks.run_report.several_labels import examine_sets
 
 DATA = "world:attributes"
@@ -232,13 +233,13 @@ def test_explanations_add_up_to_the_lead_over_the_threshold(
     model, images = Model.load(run), testing.subset([0, 1])
     scaled = model.calibrator.calibrate(model.logits(images)["default"], "default").double()
     limits = model.calibrator.label_thresholds("default").double().logit()
-    result = Explainer(model, training.subset(range(4))).explain(images)
+    result = Explainer(ScoreParts(model, training.subset(range(4)))).explain(images)
     answered = [(one.image, label) for one in model.answers(images) for label in one.labels or ()]
     assert [(one.image, one.answer) for one in result] == answered
     for one in result:
         row, label = [images.key(0), images.key(1)].index(one.image), model.classes.index(one.answer)
         lead = float(scaled[row, label] - limits[label])
-        shown = section(one)
+        shown = explanation_values(one)
         columns = [[float(bar["texts"][k]) for bar in shown["bars"]] for k in (0, 1)]
         assert sum(columns[0]) - sum(columns[1]) == pytest.approx(lead, abs=0.01 * len(columns[0]))
         assert one.lead == pytest.approx(lead, abs=1e-4)
@@ -249,9 +250,9 @@ def test_explanations_add_up_to_the_lead_over_the_threshold(
         for other in (*one.without_heads, *one.without_concepts):
             has = one.lead - other.lead_drop >= 0
             assert other.answer == (one.answer if has else f"not {one.answer}")
-    nothing = Explainer(model).explain(images, answer="beach")
+    nothing = Explainer(ScoreParts(model)).explain(images, answer="beach")
     assert {one.answer for one in nothing} == {"beach"}
-    every = explain_set(Explainer(model), images)
+    every = explain_set(Explainer(ScoreParts(model)), images)
     assert len(every.labels) == int(images.targets.sum())
     right = sum(one.labels is not None and name in one.labels for one, row in
                 zip(model.answers(images), images.targets.tolist(), strict=True)

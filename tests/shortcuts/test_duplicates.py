@@ -1,13 +1,18 @@
-"""Copies are found between sets and across classes; other images are not."""
+"""An audit lists copies between training and test images and across classes; other images are not copies."""
 
 from __future__ import annotations
 
-import numpy as np
+import torch
 
 from dear.data.images import ListedImages
 from dear.shortcuts.edits import recompress
-from dear.shortcuts.properties import measure_properties
-from dear.tasks.audit.duplicates import near_duplicates
+from dear.tasks.audit.properties import check_properties
+from dear.utils.progress import silent
+
+
+def listed(images: ListedImages, held_out: ListedImages | None = None) -> set[tuple[str, str, str]]:
+    pairs = check_properties(images, held_out, silent).duplicates
+    return {(pair.first, pair.second, pair.where) for pair in pairs}
 
 
 def test_copies_between_two_sets(photos: ListedImages) -> None:
@@ -16,21 +21,12 @@ def test_copies_between_two_sets(photos: ListedImages) -> None:
         photos.labels[:3], photos.classes,
     )  # fmt: skip
     train = photos.subset([index for index in range(len(photos)) if index != 5])
-    pairs = near_duplicates(measure_properties(train).prints, measure_properties(test).prints)
-    assert {(one.first, one.second, one.kind) for one in pairs} == {(4, 0, "copy"), (69, 1, "copy")}
+    keys = {(train.key(4), test.key(0)), (train.key(69), test.key(1))}
+    assert listed(train, test) == {(*pair, "training and test") for pair in keys}
 
 
 def test_copies_across_classes_only(photos: ListedImages) -> None:
     items = [photos.image(index) for index in range(6)]
-    images = ListedImages((*items, items[0], items[1]), photos.labels[:8], photos.classes)
-    measured = measure_properties(images).prints
-    labels = [0, 0, 1, 1, 2, 2, 0, 1]
-    assert [(one.first, one.second) for one in near_duplicates(measured, labels=labels)] == [(1, 7)]
-
-
-def test_features_find_what_hashes_do_not(photos: ListedImages) -> None:
-    measured = measure_properties(photos.subset(range(4))).prints
-    features = np.eye(4) + 0.0
-    features[3] = features[0] + 1e-3
-    (pair,) = near_duplicates(measured, features=(features, features), labels=[0, 1, 2, 3])
-    assert (pair.first, pair.second, pair.kind) == (0, 3, "alike")
+    labels = torch.tensor([0, 0, 1, 1, 2, 2, 0, 1])
+    images = ListedImages((*items, items[0], items[1]), labels, photos.classes)
+    assert listed(images) == {(images.key(1), images.key(7), "two classes")}

@@ -121,18 +121,18 @@ def test_a_head_is_shown_with_images_and_its_attention(tmp_path):
     key = first_key(roles())
     view = viewer.view(key)
     assert view.role == roles()[key]
-    assert len(view.most) == len(view.most_seen) == len(view.least) == 6
-    assert view.most_seen[0].size == (224, 224)
+    assert len(view.most) == len(view.attention) == len(view.least) == 6
+    assert view.attention[0][0].size == (224, 224)
     assert f"Layer {key[0]}, head {key[1]}" in describe_html(view)
-    assert viewer.look(key, Image.new("RGB", (300, 100), "red")).size == (224, 224)
+    assert viewer.attention(key, Image.new("RGB", (300, 100), "red")).size == (224, 224)
 
 
 def test_other_images_of_the_studio_are_looked_at_anew(tmp_path):
     opened = state(tmp_path)
     viewer, key = HeadViewer(opened), first_key(roles())
-    before = viewer.view(key).most_names
+    before = [name for _, name in viewer.view(key).most]
     opened.images = open_data("world:textures", "test").subset(range(0, 300, 10))
-    after = viewer.view(key).most_names
+    after = [name for _, name in viewer.view(key).most]
     assert set(after) <= set(opened.images.classes)
     assert before != after
 
@@ -476,15 +476,15 @@ def test_two_models_are_compared_on_the_same_images(tmp_path, monkeypatch):
 
 def test_an_image_is_written_once_for_everybody(tmp_path):
     pytest.importorskip("gradio", reason="the extra `studio` is not installed")
-    from dear.studio.parts import shown  # needs gradio
+    from dear.studio.parts import image_file  # needs gradio
 
     own = state(tmp_path)
     red, same, blue = (Image.new("RGB", (30, 20), color) for color in ("red", "red", "blue"))
-    first = shown(own, red)
+    first = image_file(own, red)
     before = Path(first).stat()
-    assert shown(own, same) == first
+    assert image_file(own, same) == first
     assert Path(first).stat().st_ino == before.st_ino
     assert Path(first).stat().st_mtime_ns == before.st_mtime_ns
-    assert shown(own, blue) != first
+    assert image_file(own, blue) != first
     with Image.open(first) as image:
         assert image.size == (30, 20)

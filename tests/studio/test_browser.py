@@ -190,8 +190,8 @@ def test_an_image_is_retrieved_by_an_attribute(page):
     page.locator("#retrieve-attribute").get_by_text("Texture").click()
     playwright.expect(page.locator("#retrieve-attribute").get_by_label("Texture")).to_be_checked()
     page.locator("#retrieve-examples button img").nth(3).click()
-    page.locator("#retrieve-found img").nth(3).wait_for()
-    assert "1.000" in page.locator("#retrieve-found").inner_text()
+    page.locator("#retrieve-images img").nth(3).wait_for()
+    assert "1.000" in page.locator("#retrieve-images").inner_text()
 
 
 def test_every_image_has_an_alternative_text(page):
@@ -238,8 +238,8 @@ def test_after_a_training_all_tabs_show_the_new_model(page):
 def test_a_concept_is_audited_and_own_images_answered_without_it(page, tmp_path):
     open_tab(page, "Audit")
     page.locator("#audit-go").click()
-    page.locator("#audit-found h4", has_text="Location").first.wait_for()
-    open_options(page, "#audit-own")
+    page.locator("#audit-evidence h4", has_text="Location").first.wait_for()
+    open_options(page, "#audit-images")
     upload(page, "#audit-files", tmp_path / "own.png", images().image(2))
     page.locator("#audit-answers", has_text="without:").wait_for()
 

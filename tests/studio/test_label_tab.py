@@ -13,8 +13,8 @@ from tiny import Colors, tiny_clip
 from dear.errors import DataError, UsageError
 from dear.methods import ZeroShot
 from dear.runs.model import Model
+from dear.studio.label import Labeler
 from dear.studio.state import StudioState
-from dear.studio.tabs.label import Labeler
 from dear.tasks.labeling.answers import read_labels
 
 
@@ -27,20 +27,26 @@ def test_the_tab_serves_the_labeling_page(tmp_path: Path) -> None:
     model = Model(ZeroShot(clip, images.classes))
     state = StudioState(clip, None, images, tmp_path, model)
     labeler = Labeler(state)
-    try:
+    with state.servers:
         server = labeler.start(str(tmp_path / "pool"), "red, green", str(tmp_path / "labels.csv"))
         assert server.session.classes == ("red", "green")
         with urllib.request.urlopen(server.url) as page:
             assert b"Check labels" in page.read()
         server.session.answer([0], "label", "red")
         assert list(read_labels(tmp_path / "labels.csv").values()) == ["red"]
-        assert labeler.start(str(tmp_path / "pool"), "", str(tmp_path / "labels.csv")) is server
+        again = labeler.start(str(tmp_path / "pool"), "red, blue", str(tmp_path / "labels.csv"))
+        assert again is server
+        assert server.session.classes == ("red", "green", "blue")
+        (tmp_path / "second").mkdir()
+        images.image(0).save(tmp_path / "second" / "only.png")
+        other = labeler.start(str(tmp_path / "second"), "", str(tmp_path / "labels.csv"))
+        assert other.session.paths == ("only.png",)
         with pytest.raises(DataError, match="nowhere"):
             labeler.start(str(tmp_path / "nowhere"), "", str(tmp_path / "other.csv"))
         with pytest.raises(UsageError):
             labeler.start("", "", "labels.csv")
-    finally:
-        labeler.close()
+    with pytest.raises(OSError):
+        urllib.request.urlopen(server.url)
     remote = Labeler(replace(state, local=False))
     with pytest.raises(UsageError):
         remote.start(str(tmp_path / "pool"), "", str(tmp_path / "other.csv"))

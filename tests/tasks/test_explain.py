@@ -16,6 +16,7 @@ from dear.calibration.calibration import Calibration, ModeCalibration
 from dear.cli import build_app
 from dear.clip import Clip
 from dear.clip.correction import Correction
+from dear.data.images import ListedImages, values_of
 from dear.data.open import open_data
 from dear.errors import UsageError
 from dear.heads.concept_words import known_concepts, value_features
@@ -23,13 +24,14 @@ from dear.heads.known_roles import known_roles
 from dear.heads.roles import RoleMap
 from dear.methods import build_method
 from dear.runs.model import Model
-from dear.tasks.explain.dataset import explain_set
+from dear.tasks.explain.dataset import UNUSUAL, explain_set
 from dear.tasks.explain.explainer import Explainer
 from dear.tasks.explain.explanation import FIXED, UNKNOWN
 from dear.tasks.explain.groups import head_groups
-from dear.tasks.explain.page import overlay, seen
+from dear.tasks.explain.page import apply_view, overlay
 from dear.tasks.explain.parts import smooth
 from dear.tasks.explain.regions import where
+from dear.tasks.explain.scores import REFERENCE, ScoreParts
 
 NAMES = ("dog", "cat", "bird", "fish", "turtle", "butterfly")
 
@@ -56,12 +58,22 @@ def zeroshot(clip) -> Model:
 
 @pytest.fixture(scope="module")
 def explainer(zeroshot, train) -> Explainer:
-    return Explainer(zeroshot, train)
+    return Explainer(ScoreParts(zeroshot, train))
 
 
 @pytest.fixture(scope="module")
 def explained(explainer, test):
     return explainer.explain(test)
+
+
+def test_reference_images_are_spread_over_each_class_of_an_ordered_set(zeroshot) -> None:
+    test = open_data("world:shortcut-place", "test")  # the images of a class are in order of their places
+    images = ScoreParts(zeroshot, test).images
+    groups = values_of(images)
+    assert images.labels.bincount().tolist() == [REFERENCE // len(NAMES)] * len(NAMES)
+    for label in range(len(NAMES)):
+        places = {groups[row] for row in (images.labels == label).nonzero()[:, 0].tolist()}
+        assert places == set(values_of(test))
 
 
 def test_bars_sum_to_the_scores_of_both_classes(explainer, explained, test) -> None:
@@ -82,9 +94,9 @@ def test_bars_sum_to_the_scores_of_both_classes(explainer, explained, test) -> N
 def test_maps_and_heads_are_parts_of_the_bars(explainer, explained) -> None:
     one = explained[0]
     assert one.maps[""].shape == (2, 8, 8)
-    groups = sum(one.maps[name] for name in explainer.groups.heads)
+    groups = sum(one.maps[name] for name in explainer.scores.groups.heads)
     torch.testing.assert_close(smooth(groups), one.maps[""], atol=1e-5, rtol=1e-4)
-    assert {head.group for head in one.heads} <= set(explainer.groups.heads)
+    assert {head.group for head in one.heads} <= set(explainer.scores.groups.heads)
     differences = [abs(head.answer - head.other) for head in one.heads]
     assert differences == sorted(differences, reverse=True)
 
@@ -122,7 +134,9 @@ def test_without_a_concept_its_words_say_nothing(explainer, explained, clip, tra
         found = next(each for each in one.without_concepts if each.name == "Location")
         assert found.answer == NAMES[int(logits[row].argmax())]
         assert found.probability == pytest.approx(float(logits[row].softmax(0).max()), abs=5e-3)
-    late = {name: len(heads) for name, heads in explainer.groups.heads.items() if name != "Earlier heads"}
+    late = {
+        name: len(heads) for name, heads in explainer.scores.groups.heads.items() if name != "Earlier heads"
+    }
     added = {bar.name: bar.lead for bar in explained[0].bars if bar.name in late}
     each_head = sum(added.values()) / sum(late.values())
     order = [
@@ -150,7 +164,7 @@ def test_calibration_and_a_probes_bias_are_parts(clip, train, test) -> None:
         probe.bias.copy_(torch.arange(6.0))
     own = ModeCalibration(temperature=2.0, new_temperature=1.0, logits=(0.5, 0.6))
     model = Model(probe, Calibration(modes={"default": own}))
-    found = Explainer(model).explain(test.subset([0, 1]))
+    found = Explainer(ScoreParts(model)).explain(test.subset([0, 1]))
     for row, one in enumerate(found):
         scaled = model.calibrator.calibrate(model.logits(test.subset([row]))["default"], "default")[
             0
@@ -171,7 +185,7 @@ def test_what_cannot_be_taken_apart_is_one_bar_and_is_said(clip, test, train) ->
     tip = build_method("tip-adapter", clip, NAMES, views=0)
     pixels = torch.randn(6, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     tip.prepare(lambda augment: iter([Batch(pixels, torch.arange(6))]))
-    one = Explainer(Model(tip)).explain(test.subset([0]))[0]
+    one = Explainer(ScoreParts(Model(tip))).explain(test.subset([0]))[0]
     assert 0 < one.exact < 1
     assert UNKNOWN in {bar.name for bar in one.bars}
     assert any("kernel" in notice for notice in one.notices)
@@ -182,7 +196,9 @@ def test_a_removal_has_a_bar_with_its_note(clip, test) -> None:
     corrected = clip.with_correction(
         Correction(torch.eye(size), torch.full((size,), 0.05), note="Location by words")
     )
-    one = Explainer(Model(build_method("zeroshot", corrected, NAMES))).explain(test.subset([0]))[0]
+    one = Explainer(ScoreParts(Model(build_method("zeroshot", corrected, NAMES)))).explain(test.subset([0]))[
+        0
+    ]
     assert "Removal of Location by words" in {bar.name for bar in one.bars}
 
 
@@ -218,11 +234,16 @@ def test_a_set_tells_which_parts_carry_its_answers(explainer, test, tmp_path: Pa
 
 def test_an_image_that_differs_from_the_others_is_unusual(explainer) -> None:
     plain = open_data("world:shortcut-place", "train")
-    rows = [row for row in range(len(plain)) if int(plain.labels[row]) == 0][:12]
-    odd = open_data("world:shortcut-color", "test")
-    assert explainer.model.classes == odd.classes
-    found = explain_set(explainer, plain.subset(rows), most=3)
-    assert len(found.unusual) == 3
+    rows = (plain.labels == 0).nonzero()[:12, 0].tolist()  # dogs at the beach
+    test = open_data("world:shortcut-place", "test")
+    elsewhere = next(
+        row for row, place in enumerate(test.groups) if place != "beach" and not test.labels[row]
+    )
+    images = [plain.image(row) for row in rows] + [test.image(elsewhere)]
+    dogs = ListedImages(tuple(images), torch.zeros(len(images), dtype=torch.int64), plain.classes)
+    found = explain_set(explainer, dogs)
+    assert len(rows) in found.unusual[:3]
+    assert len(found.unusual) == UNUSUAL
     assert list(found.distances) == sorted(found.distances, reverse=True)
 
 
@@ -256,7 +277,7 @@ def test_the_page_escapes_names_and_shows_the_heads(explainer, test, tmp_path: P
     page = (tmp_path / "why.html").read_text()
     assert "<b>odd" not in page
     assert "&lt;b&gt;odd.png" in page
-    assert seen(image, explainer.model.clip.config.view).size == found[0].view.size == (64, 64)
+    assert apply_view(image, explainer.model.clip.config.view).size == found[0].view.size == (64, 64)
 
 
 def test_the_command_writes_a_page_and_json(tmp_path: Path, test) -> None:

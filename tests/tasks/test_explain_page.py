@@ -18,7 +18,8 @@ from dear.methods import METHODS
 from dear.runs.model import Model
 from dear.tasks.explain.explainer import Explainer
 from dear.tasks.explain.explanation import AVERAGE, LARGE_SHARE, Bar, Counterfactual, Explanation
-from dear.tasks.explain.page import explanations_html, section
+from dear.tasks.explain.page import explanation_values, explanations_page
+from dear.tasks.explain.scores import ScoreParts
 
 
 def calibrated_model(name: str) -> Model:
@@ -31,7 +32,7 @@ def calibrated_model(name: str) -> Model:
 @pytest.mark.parametrize("name", METHODS)
 def test_what_the_page_shows_adds_up_to_the_lead_in_calibrated_logits(name: str) -> None:
     model, images = calibrated_model(name), Colors(each=1, seed=5).subset([0, 1])
-    explainer = Explainer(model, Colors(each=1), mixed_roles())
+    explainer = Explainer(ScoreParts(model, Colors(each=1), mixed_roles()))
     mode = model.pick_mode(None)
     logits = model.calibrator.calibrate(model.logits(images)[mode], mode).double()
     result = explainer.explain(images)
@@ -39,7 +40,7 @@ def test_what_the_page_shows_adds_up_to_the_lead_in_calibrated_logits(name: str)
         pair = [NAMES.index(one.answer), NAMES.index(one.other)]
         lead = float(logits[row, pair[0]] - logits[row, pair[1]])
         assert one.lead == pytest.approx(lead, abs=1e-4)
-        shown = section(one)
+        shown = explanation_values(one)
         values = [[float(bar["texts"][k]) for bar in shown["bars"]] for k in (0, 1)]
         rounding = 0.006 * 2 * len(values[0])
         assert sum(values[0]) - sum(values[1]) == pytest.approx(lead, abs=rounding)
@@ -47,7 +48,10 @@ def test_what_the_page_shows_adds_up_to_the_lead_in_calibrated_logits(name: str)
             [float(total) for total in shown["totals"]], abs=rounding
         )
         bars = {bar.name: bar for bar in one.bars}
-        for group, heads in explainer.groups.heads.items():  # heads of a group, and its map, are its bar
+        for (
+            group,
+            heads,
+        ) in explainer.scores.groups.heads.items():  # heads of a group, and its map, are its bar
             both = sum(one.head_parts[:, layer - 1, head] for layer, head in heads)
             assert both.tolist() == pytest.approx([bars[group].answer, bars[group].other], abs=1e-4)
         for name_, values_ in one.maps.items():
@@ -63,7 +67,7 @@ def test_what_the_page_shows_adds_up_to_the_lead_in_calibrated_logits(name: str)
 @pytest.mark.parametrize("name", ["zeroshot", "linear-probe", "dear", "proker"])
 def test_parts_are_zero_on_average_and_the_rest_is_the_average_image(name: str) -> None:
     model, images = calibrated_model(name), Colors(each=3)
-    explainer = Explainer(model, images, mixed_roles())
+    explainer = Explainer(ScoreParts(model, images, mixed_roles()))
     result = explainer.explain(images, answer=NAMES[0], against=NAMES[1])
     frame = result.to_frame()
     means = frame.groupby("part")[["answer_score", "against_score"]].mean()
@@ -86,7 +90,9 @@ def test_unreadable_reference_images_are_skipped(tmp_path: Path) -> None:
         (damaged, *files), torch.cat([labels[:1], labels]), good.classes, name="one is damaged"
     )
     model, query = calibrated_model("zeroshot"), good.subset([1])
-    one, other = (Explainer(model, images, mixed_roles()).explain(query)[0] for images in (clean, mixed))
+    one, other = (
+        Explainer(ScoreParts(model, images, mixed_roles())).explain(query)[0] for images in (clean, mixed)
+    )
     assert [bar.answer for bar in one.bars] == pytest.approx([bar.answer for bar in other.bars], abs=1e-6)
     assert len(other.neighbors) == len(files) - 1  # one of them is the image itself
     assert all(near.image is not None for near in other.neighbors)
@@ -125,6 +131,14 @@ def test_the_sentence_names_the_largest_part_of_the_lead() -> None:
     assert bars[2].words in behind.sentence
 
 
+def test_the_sentence_calls_less_than_half_of_the_support_not_most_of_it() -> None:
+    parts = [Bar("Color", "role", 1.0, 0.0), Bar("MLPs", "rest", 0.7, 0.0), Bar("Style", "role", 0.6, 0.0)]
+    sentence = explanation(parts).sentence
+    assert "mostly" not in sentence
+    assert "the heads for Color" in sentence
+    assert "mostly" in explanation(parts[:2]).sentence
+
+
 def test_the_sentence_calls_no_small_part_the_reason() -> None:
     many = explanation([Bar(f"Layer {n}", "layer", 0.2 + 0.01 * n, 0.0) for n in range(12)])
     assert "mostly" not in many.sentence
@@ -144,9 +158,9 @@ def test_a_map_close_to_chance_names_no_concept(name: str) -> None:
     chance = {"bits": 0.4, "rotated": 0.4, "deviation": 0.02, "rotations": 8}
     poor = structs.replace(roles, evidence={"information": chance})
     model, images = calibrated_model(name), Colors(each=2)
-    result = Explainer(model, images, poor).explain(images.subset([0, 1]))
+    result = Explainer(ScoreParts(model, images, poor)).explain(images.subset([0, 1]))
     tokens = int(name == "dear")
-    page = explanations_html(result)
+    page = explanations_page(result)
     concepts = {role.concept for _, role in roles if role.concept}
     for one in result:
         assert not one.without_concepts
@@ -161,7 +175,7 @@ def test_a_map_close_to_chance_names_no_concept(name: str) -> None:
 
 def test_results_render_and_become_tables(tmp_path: Path) -> None:
     model, images = calibrated_model("linear-probe"), Colors(each=2)
-    explainer = Explainer(model, images, mixed_roles())
+    explainer = Explainer(ScoreParts(model, images, mixed_roles()))
     result = explainer.explain(images.subset([0, 1, 2]))
     assert [len(part) for part in (result, result[:2])] == [3, 2]
     frame = result.to_frame()

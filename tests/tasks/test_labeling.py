@@ -19,7 +19,9 @@ from dear.data.unlabeled import unlabeled_part
 from dear.errors import DataError, InputError
 from dear.tasks.labeling.answers import Answer, AnswerFile, read_labels
 from dear.tasks.labeling.exchange import add_labels, import_labels, write_tasks
+from dear.tasks.labeling.learn import describe_forecast
 from dear.tasks.labeling.next import label_next, write_choices
+from dear.unlabeled import Forecast
 
 CLIP = tiny_clip(dtype=torch.float32)
 
@@ -228,3 +230,12 @@ def test_commands(pool: Path, tmp_path: Path) -> None:
     added = json.loads(run("label", "import", str(out), "--out", str(tmp_path / "labels.csv"), "--json"))
     assert added["added"] == 4
     assert len(open_data(tmp_path / "labels.csv", "all", root=pool)) == 4
+
+
+def test_the_advice_asks_for_labels_of_classes_that_have_none() -> None:
+    forecast = Forecast(40, 0.9, (0.8, 0.95), 0.004, (-0.06, 0.07))
+    advice = describe_forecast(forecast, ["owl", "fox"])["advice"]
+    assert "owl, fox" in advice
+    assert "worth" not in advice
+    assert describe_forecast(forecast)["advice"] != advice
+    assert "2 more" in describe_forecast(forecast, list("abcde"))["advice"]

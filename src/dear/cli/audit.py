@@ -101,7 +101,7 @@ def _print(result: Audit) -> None:
     from dear.tasks.audit.page import finding_table
 
     title = f"{result.images.name}: {len(result.images)} images of {len(result.images.classes)} classes"
-    table = finding_table(result)
+    table = finding_table(result, result.findings)
     if table.rows:
         model = "" if result.model is None else f", tested with {result.model.method.title}"
         print_table(table.columns, table.rows, title + model, table.labels)

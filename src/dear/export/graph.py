@@ -42,7 +42,7 @@ def traceable_clip(clip: Clip) -> Clip:
         return tensor.to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype)
 
     plain = map_tensors(clip.plain, place)
-    twin = replace(
+    copy = replace(
         plain,
         _Traceable,
         number=clip.logit_scale,
@@ -50,24 +50,24 @@ def traceable_clip(clip: Clip) -> Clip:
         visual=replace(plain.visual, VisionTower, fused=False),
         text=replace(plain.text, TextTower, fused=False),
     )
-    return with_correction(twin, clip.correction)
+    return with_correction(copy, clip.correction)
 
 
 def traceable_method(method: Method) -> Method:
     """A copy of `method` on a traceable backbone, with every cached tensor computed and fixed."""
     clip = traceable_clip(method.clip)
-    twin = method.bind(clip) if clip.device == method.clip.device else method.copy_to(clip)
-    twin.eval()
+    copy = method.bind(clip) if clip.device == method.clip.device else method.copy_to(clip)
+    copy.eval()
     with torch.no_grad():
-        twin(blank(method.clip))  # computes the cached tensors: class weights, expanded masks
-    twin.fix_cached()
-    return twin
+        copy(blank(method.clip))  # computes the cached tensors: class weights, expanded masks
+    copy.fix_cached()
+    return copy
 
 
-def blank(clip: Clip, count: int = 2) -> Tensor:
-    """Pixels to trace with, [count, 3, S, S]."""
+def blank(clip: Clip) -> Tensor:
+    """Pixels to trace with, [2, 3, S, S]."""
     size = clip.config.vision.image_size
-    return torch.zeros(count, 3, size, size)
+    return torch.zeros(2, 3, size, size)
 
 
 class Scores(nn.Module):
@@ -86,7 +86,7 @@ class Scores(nn.Module):
         # Calibrated: a runtime's softmax of the scores says how sure the answer is.
         self.calibrator = model.calibrator
         self.scales = [self.calibrator.scales(mode) for mode in model.modes]  # [2 or 3, C] each, or None
-        self.held_out = _held_out(self.calibrator, model.modes)
+        self.held_out = _held_out_scores(self.calibrator, model.modes)
         self.reference: Tensor | None = None  # [n, E], unit features of training images
         if self.held_out:
             self.names += ("known", *(f"known_{mode}" for mode in method.modes[1:]))
@@ -117,7 +117,7 @@ class Scores(nn.Module):
         return (*scaled, *scores)
 
 
-def _held_out(calibrator: Calibrator, modes: tuple[str, ...]) -> dict[str, list[float]]:
+def _held_out_scores(calibrator: Calibrator, modes: tuple[str, ...]) -> dict[str, list[float]]:
     """Sorted scores of held-out images by mode; empty where the run cannot answer "none of these"."""
     calibration = calibrator.calibration
     if calibration is None or calibrator.several or not any(calibrator.trained):

@@ -38,36 +38,51 @@ _LIMIT = 2**31 - 2**20  # protobuf rejects messages of 2 GiB; the graph needs so
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """What was written."""
 
-    path: Path  #: the file
-    outputs: tuple[str, ...]  #: names of the graph's outputs, the usual one first
-    size: int  #: bytes
-    #: largest difference between onnxruntime's scores and PyTorch's, in float32; None if not compared
-    difference: float | None
-    loss: Loss | None = None  #: of a file in float16 or int8
+    path: Path
+    outputs: tuple[str, ...] = ()  #: of an ONNX file
+    bytes: int = 0  #: size of an ONNX file
+    difference: float | None = None  #: largest difference of its scores from PyTorch
+    parameters: int = 0  #: of a plain CLIP
+    template: str = ""  #: prompt that a plain CLIP was adapted with
     rejects: bool = False  #: whether the file can answer "none of these"
+    several: bool = False  #: whether it answers with sets of labels, which may be empty
+    precision: str = "float32"
+    loss: Loss | None = None  #: measured loss of accuracy in float16 or int8
+
+    def report(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        if self.parameters:
+            return {"path": str(self.path), "numbers": self.parameters, "template": self.template}
+        return {
+            "path": str(self.path),
+            "outputs": list(self.outputs),
+            "bytes": self.bytes,
+            "difference": self.difference,
+            "rejects": self.rejects,
+            "precision": self.precision,
+            "loss": None if self.loss is None else msgspec.to_builtins(self.loss),
+        }
 
 
 def export_onnx(
     run: Run,
     path: str | os.PathLike[str],
     encoder_only: bool = False,
-    check: bool = True,
     *,
     precision: str = "float32",
     images: ImageSet | None = None,
     max_loss: float = MAX_LOSS,
     progress: Progress | None = None,
-) -> Exported:
-    """Write a model as one ONNX file, whole or not at all.
+) -> ExportResult:
+    """Write a model as one ONNX file, whole or not at all, if onnxruntime agrees with PyTorch to 1e-3.
 
     Args:
         run: a run folder, a method or a model; everything it learned goes into the file.
         path: the file to write.
         encoder_only: the adapted image encoder alone (features, not scores).
-        check: run the file in onnxruntime and reject it unless it agrees with PyTorch to 1e-3.
         precision: "float32", "float16" (half the size), or "int8" (a quarter, and faster on a CPU).
         images: labeled images to measure the loss of accuracy on, for float16 and int8.
         max_loss: points of accuracy that the file may lose on them.
@@ -105,8 +120,8 @@ def export_onnx(
 
     proto = onnx_ir.to_proto(written)
     data = proto.SerializeToString()
-    difference = _difference(data, graph, method) if check else None
-    if difference is not None and difference > 1e-3:
+    difference = _difference(data, graph, method)
+    if difference > 1e-3:
         raise DearError(
             f"{path}: not written: onnxruntime differs from PyTorch by {difference:.2g} on this model"
         )
@@ -126,8 +141,16 @@ def export_onnx(
     proto.producer_name = "dear"
     data = proto.SerializeToString()
     write_atomic(path, data)
-    rejects = isinstance(graph, Scores) and bool(graph.held_out)
-    return Exported(Path(path), graph.names, len(data), difference, loss, rejects)
+    return ExportResult(
+        Path(path),
+        graph.names,
+        len(data),
+        difference,
+        rejects=isinstance(graph, Scores) and bool(graph.held_out),
+        several=method.several,
+        precision=precision,
+        loss=loss,
+    )
 
 
 def _labels(model: Model, images: ImageSet) -> Tensor:

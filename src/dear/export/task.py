@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from dear.clip.checkpoint import save_hf
 from dear.clip.model import Clip
 from dear.data.images import ImageSet, even_subset
 from dear.data.open import open_data
 from dear.errors import UsageError
-from dear.export.onnx import MAX_LOSS, check_precision, export_onnx
-from dear.export.runtime import Loss
+from dear.export.onnx import MAX_LOSS, ExportResult, check_precision, export_onnx
 from dear.runs.class_lists import resolve_classes, split_class_list
 from dear.runs.images import run_images
 from dear.runs.model import Model, Run
@@ -25,36 +21,6 @@ from dear.utils.files import PathLike, check_output
 from dear.utils.progress import Progress
 
 _MEASURED = 1000  # images that the loss of accuracy is measured on at most
-
-
-@dataclass(frozen=True)
-class ExportResult:
-    """What was written."""
-
-    path: Path
-    outputs: tuple[str, ...] = ()  #: of an ONNX file
-    bytes: int = 0  #: size of an ONNX file
-    difference: float | None = None  #: largest difference of its scores from PyTorch
-    parameters: int = 0  #: of a plain CLIP
-    template: str = ""  #: prompt that a plain CLIP was adapted with
-    rejects: bool = False  #: whether the file can answer "none of these"
-    several: bool = False  #: whether it answers with sets of labels, which may be empty
-    precision: str = "float32"
-    loss: Loss | None = None  #: measured loss of accuracy in float16 or int8
-
-    def report(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        if self.parameters:
-            return {"path": str(self.path), "numbers": self.parameters, "template": self.template}
-        return {
-            "path": str(self.path),
-            "outputs": list(self.outputs),
-            "bytes": self.bytes,
-            "difference": self.difference,
-            "rejects": self.rejects,
-            "precision": self.precision,
-            "loss": None if self.loss is None else msgspec.to_builtins(self.loss),
-        }
 
 
 def export_run(
@@ -120,8 +86,8 @@ def export_run(
     if names is not None:
         model = model.with_classes(resolve_classes(names, model.classes))
     assert onnx is not None
-    images = None if precision == "float32" else _labeled(model, data, data_root)
-    written = export_onnx(
+    images = None if precision == "float32" else _images_for_loss(model, data, data_root)
+    return export_onnx(
         model,
         os.fspath(onnx),
         encoder_only=encoder_only,
@@ -130,19 +96,9 @@ def export_run(
         max_loss=max_loss,
         progress=progress,
     )
-    return ExportResult(
-        written.path,
-        written.outputs,
-        written.size,
-        written.difference,
-        rejects=written.rejects,
-        several=model.method.several,
-        precision=precision,
-        loss=written.loss,
-    )
 
 
-def _labeled(model: Model, data: Any, root: PathLike | None) -> ImageSet:
+def _images_for_loss(model: Model, data: Any, root: PathLike | None) -> ImageSet:
     """Held-out images to measure the loss of accuracy on."""
     if data is not None:
         images = open_data(data, "test", root=root)

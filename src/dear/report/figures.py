@@ -10,35 +10,39 @@ from torch import Tensor
 from dear.report.look import INK, OTHER_SERIES, PALETTE, SERIES, apply_style, attribute_color, label, labels
 
 
-def class_accuracy(before: Mapping[str, float], after: Mapping[str, float], most: int = 40) -> go.Figure:
+def class_accuracy(
+    before: Mapping[str, float], after: Mapping[str, float] | None = None, most: int = 40
+) -> go.Figure:
     """Accuracy of each class before and after: a gray dot, a blue dot and a line between them.
 
     Args:
         before: class -> accuracy of zero-shot CLIP.
-        after: class -> accuracy of the adapted model.
+        after: class -> accuracy of the adapted model; None: nothing was adapted.
         most: with more classes, the ones that changed most are shown.
     """
-    names = sorted(after, key=lambda name: -abs(after[name] - before.get(name, 0.0)))[:most]
-    names.sort(key=lambda name: after[name])
+    shown = before if after is None else after
+    names = sorted(shown, key=lambda name: -abs(shown[name] - before.get(name, 0.0)))[:most]
+    names.sort(key=lambda name: shown[name])
     rows = labels(names)
     figure = go.Figure()
     for row, name in zip(rows, names, strict=True):
         figure.add_scatter(
-            x=[100 * before.get(name, 0.0), 100 * after[name]],
+            x=[100 * before.get(name, 0.0), 100 * shown[name]],
             y=[row, row],
             mode="lines",
-            line={"color": "#9fc5dd" if after[name] >= before.get(name, 0.0) else "#e3a98a", "width": 3},
+            line={"color": "#9fc5dd" if shown[name] >= before.get(name, 0.0) else "#e3a98a", "width": 3},
             hoverinfo="skip",
             showlegend=False,
         )
-    for series, values in (("zero-shot", before), ("adapted", after)):
+    series = {"zero-shot": before} if after is None else {"zero-shot": before, "adapted": after}
+    for title, values in series.items():
         figure.add_scatter(
-            name=series,
+            name=title,
             x=[100 * values.get(name, 0.0) for name in names],
             y=rows,
             mode="markers",
-            marker={"color": SERIES.get(series, SERIES["fused"]), "size": 11},
-            hovertemplate="%{y}: %{x:.1f}%<extra>" + series + "</extra>",
+            marker={"color": SERIES.get(title, SERIES["fused"]), "size": 11},
+            hovertemplate="%{y}: %{x:.1f}%<extra>" + title + "</extra>",
         )
     figure.update_xaxes(range=[-2, 102], ticksuffix="%")
     return apply_style(figure, 90 + 26 * len(rows))
@@ -118,7 +122,7 @@ def accuracy_bars(groups: Mapping[str, Mapping[str, float]]) -> go.Figure:
             hovertemplate="%{x}: %{y:.1f}%<extra>" + label(name) + "</extra>",
         )
     figure.update_xaxes(tickangle=0)
-    figure.update_yaxes(range=[0, 108], ticksuffix="%", tickvals=[0, 25, 50, 75, 100])
+    figure.update_yaxes(range=[0, 108], ticksuffix="%", dtick=25)
     return apply_style(figure, 320, barmode="group", bargap=0.3)
 
 

@@ -12,21 +12,22 @@ from dear.errors import UsageError
 from dear.report.look import INK, PALETTE, apply_style, label
 
 
-def gates_figure(history: Tensor, title: str = "Gates of the heads") -> go.Figure:
+def gates_figure(history: Tensor) -> go.Figure:
     """A heat map with a row per layer, a column per head, and a slider over the epochs.
 
     1 (white) leaves a head as it is; heads above it are strengthened, heads below weakened.
 
     Args:
         history: gates after each epoch [epochs, L, H], as `Purify.history`; or one set [L, H].
-        title: above the figure.
 
     >>> figure = gates_figure(torch.ones(5, 12, 12))
     >>> len(figure.frames)  # the start, then five epochs
     6
     """
     if history.ndim not in (2, 3) or history.numel() == 0:
-        raise UsageError(f"gates are [epochs, layers, heads]; got {list(history.shape)}")
+        raise UsageError(
+            f"gates must have the shape [epochs, layers, heads] or [layers, heads], got {list(history.shape)}"
+        )
     sets = history.detach().double().cpu()
     start = torch.ones_like(sets[:1])  # equal scalars: every gate starts at 1
     sets = sets[None] if sets.ndim == 2 else torch.cat([start, sets])
@@ -53,7 +54,7 @@ def gates_figure(history: Tensor, title: str = "Gates of the heads") -> go.Figur
     figure = go.Figure(data=[map_of(sets[-1])], frames=frames)
     sliders = [{"active": len(names) - 1, "currentvalue": {"prefix": "epoch "}, "steps": steps}]
     height = 190 + 26 * sets.shape[1]
-    return apply_style(figure, height, title=title, sliders=sliders if len(names) > 1 else [])
+    return apply_style(figure, height, title="Gates of the heads", sliders=sliders if len(names) > 1 else [])
 
 
 def layer_effects_figure(

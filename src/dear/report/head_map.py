@@ -12,13 +12,15 @@ from dear.heads.roles import RoleMap
 from dear.report.look import KIND_COLORS, concept_colors, ink_on
 
 KIND_MEANINGS = {
-    "core": "responds to one attribute that has its own token; in DeAR it reads only that token",
-    "other": "looks at one concept without a token, such as animals or text; new tokens are hidden from it",
-    "generalization": "looks at general properties such as style; new tokens are hidden from it, so that "
+    "core": "responds mostly to one attribute that has its own token; in DeAR it reads only that token",
+    "other": "responds mostly to one concept without a token, such as animals or text; new tokens are hidden "
+    "from it",
+    "generalization": "responds to general properties such as style; new tokens are hidden from it, so that "
     "what CLIP knows about new classes stays",
-    "mixed": "looks at several concepts at once; it reads all tokens",
+    "mixed": "responds to several concepts; it reads all tokens",
 }
 """What each kind of head does, and what DeAR does with it."""
+UNKNOWN = "unknown"  #: the role of a head of a map that is close to chance
 
 
 @dataclass(frozen=True)
@@ -33,35 +35,50 @@ class HeadMap:
 def head_map(roles: RoleMap, only: Collection[tuple[int, int]] | None = None) -> HeadMap:
     """The component's values for a role map; with `only`, all other heads are gray and there is no legend.
 
-    A map that is close to chance is shown without concepts.
+    A map that is close to chance is shown without roles.
 
     >>> head_map(RoleMap.table2()).rows[0][0]
     12
     """
-    roles = roles.for_display()
+    unknown, roles = bool(roles.caveat()), roles.for_display()
     colors = colors_of(roles)
-    short = short_names([_text(role) for _, role in roles])
+    texts = {key: UNKNOWN if unknown else _text(role) for key, role in roles}
+    short = short_names(list(texts.values()))
 
     def cell(layer: int, head: int) -> dict[str, str]:
-        role = roles[layer, head]
+        role, text = roles[layer, head], texts[layer, head]
         color = colors[str(role.concept)] if role.kind == "core" else KIND_COLORS[role.kind]
         gray = only is not None and (layer, head) not in only
         return {
             "key": f"{layer}-{head}",
-            "text": _text(role),
-            "short": short[_text(role)],  # for narrow screens
+            "text": text,
+            "short": short[text],  # for narrow screens
             "bits": "" if role.entropy is None else f"{role.entropy:.1f}",  # Concept Entropy
-            "title": f"layer {layer}, head {head}: {role_title(role)}",
+            "title": f"layer {layer}, head {head}: {UNKNOWN if unknown else role_title(role)}",
             "phrases": "; ".join(role.phrases[:5]),
             "color": "#ececec" if gray else color,
             "ink": "#666666" if gray else ink_on(color),
         }
 
     rows = [(layer, tuple(cell(layer, head) for head in range(roles.heads))) for layer in roles.layers[::-1]]
-    counts, core = roles.counts(), Counter(role.concept for _, role in roles if role.kind == "core")
-    legend = [(f"Core: {name}", colors[name], core[name]) for name in roles.core if core]
-    legend += [(KIND_TITLES[kind], KIND_COLORS[kind], counts[kind]) for kind in KINDS if kind != "core"]
-    return HeadMap(roles.heads, tuple(rows), () if only is not None else tuple(legend))
+    legend: list[tuple[str, str, int]] = []
+    if only is None and not unknown:
+        counts, core = roles.counts(), Counter(role.concept for _, role in roles if role.kind == "core")
+        legend = [(f"Core: {name}", colors[name], core[name]) for name in roles.core if core]
+        legend += [(KIND_TITLES[kind], KIND_COLORS[kind], counts[kind]) for kind in KINDS if kind != "core"]
+    return HeadMap(roles.heads, tuple(rows), tuple(legend))
+
+
+def describe_role(roles: RoleMap, key: tuple[int, int]) -> tuple[str, str]:
+    """The role of a head in a few words, and a sentence about such heads.
+
+    >>> describe_role(RoleMap.table2(), (12, 7))[0]
+    'Core Attribute (Object)'
+    """
+    if roles.caveat():
+        return UNKNOWN, "Its role is not known, because the role map is close to chance."
+    role = roles[key]
+    return role_title(role), f"Such a head {KIND_MEANINGS[role.kind]}."
 
 
 def kind_meanings() -> dict[str, str]:

@@ -125,14 +125,14 @@ def thumbnail(image: Image, side: int = 144) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def framed(page: str, height: int = 900) -> str:
+def iframe(page: str) -> str:
     """A whole page for a notebook, in an iframe so that styles do not mix.
 
-    >>> framed("<p>a</p>", 100).count("&lt;p&gt;")
+    >>> iframe("<p>a</p>").count("&lt;p&gt;")
     1
     """
-    frame = Markup('<iframe srcdoc="{}" style="width:100%;height:{}px;border:0"></iframe>')
-    return str(frame.format(page, height))
+    frame = Markup('<iframe srcdoc="{}" style="width:100%;height:900px;border:0"></iframe>')
+    return str(frame.format(page))
 
 
 def percent(value: float) -> str:

@@ -24,6 +24,7 @@ from dear.runs.ranking import Ranking
 from dear.serve import mixed_batch
 from dear.serve.errors import Refused
 from dear.tasks.explain.explainer import Explainer
+from dear.tasks.explain.scores import ScoreParts
 
 _MOST_RANKINGS = 4  # of an answerer that are cached
 
@@ -213,7 +214,7 @@ def role_bars(model: Model, raw: Sequence[Tensor]) -> list[dict[str, Any]]:
         config = bound.clip.config
         pixels = normalize(torch.stack(list(raw)).to(bound.clip.device), config.mean, config.std)
         try:
-            results = Explainer(Model(bound, model.calibration)).bars(pixels)
+            results = Explainer(ScoreParts(Model(bound, model.calibration))).bars(pixels)
         except DearError as error:
             raise Refused(400, str(error)) from None
     return [

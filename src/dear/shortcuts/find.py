@@ -75,16 +75,20 @@ class Shortcut:
         return tuple(title for title in titles if title != self.title)
 
     @property
+    def clause(self) -> str:
+        """The appearance as the end of a sentence: "are gray", "have black corners"."""
+        return f"have {self.look[5:]}" if self.look.startswith("with ") else f"are {self.look}"
+
+    @property
     def sentence(self) -> str:
         """The finding in words."""
         others = self.also_titles
         also = f" Other properties that separate them: {', '.join(others)}." if others else ""
-        are = f"have {self.look[5:]}" if self.look.startswith("with ") else f"are {self.look}"
         if self.mark is not None and self.mark.share < 1:
             share = f"{self.mark.share:.0%} of the images of {self.class_name}"
-            return f"{share} {are}, and hardly any other image does.{also}"
+            return f"{share} {self.clause}, and hardly any other image does.{also}"
         score = f"separates them from all other images (score {self.score:.2f})"
-        return f"Images of {self.class_name} {are}: {self.title} alone {score}.{also}"
+        return f"Images of {self.class_name} {self.clause}: {self.title} alone {score}.{also}"
 
     def report(self) -> dict[str, object]:
         """Plain values for JSON."""

@@ -119,9 +119,9 @@ def build(state: StudioState, trainer: Trainer | None = None) -> Any:
 
         outputs = [*tabs, version, header, *(one for part in parts for one in part.components)]
 
-        def refresh(seen: int) -> list[Any]:
+        def refresh(shown: int) -> list[Any]:
             """Show the new model of the studio; a page that shows it already stays as it is."""
-            if seen == state.version:
+            if shown == state.version:
                 return [*visible(), *[gr.skip()] * (len(outputs) - len(tabs))]
             values = [value for part in parts for value in part.values()]
             return [*visible(), state.version, header_html(state), *values]
@@ -206,6 +206,7 @@ def serving_state(
             yield _launch(page, host, port, max_upload_mb)
     finally:
         trainer.stop()
+        state.servers.close()
         page.close(verbose=False)
         if before is None:
             os.environ.pop("GRADIO_TEMP_DIR", None)

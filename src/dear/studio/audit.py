@@ -40,7 +40,8 @@ class Auditor:
         known = [each for each in self.state.images.classes if each in set(model.classes)]
         if len(known) < 2:
             raise UsageError(
-                f"{self.state.images.name}: has {len(known)} classes of the model; name its training images"
+                f"{self.state.images.name}: must have at least 2 classes of the model, got {len(known)}; "
+                "name the training images of the model"
             )
         return self.state.images.select_classes(known)
 

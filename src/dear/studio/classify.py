@@ -21,9 +21,9 @@ from dear.runs.class_lists import resolve_classes, split_class_list
 from dear.runs.model import Logits, Model
 from dear.runs.ranking import Ranking
 from dear.studio.state import StudioState
-from dear.tasks.explain.explainer import Explainer
-from dear.tasks.explain.page import heat, section, seen
+from dear.tasks.explain.page import apply_view, explanation_values, heatmap
 from dear.tasks.explain.regions import where
+from dear.tasks.explain.task import explainer_of, reference_images
 
 Named = tuple[str, Image.Image]  #: an image with its name
 Ranked = tuple[tuple[str, float], ...]  #: class names with probabilities, likeliest first
@@ -230,18 +230,21 @@ def _split(verdict: Verdict) -> tuple[Ranked, Ranked]:
 
 
 def why_html(state: StudioState, images: Sequence[Named], classes: Sequence[str], template: str) -> str:
-    """The explanation of the answer for the first image; of several labels, of each."""
+    """Why the first image got its answer, relative to the training images; of several labels, of each."""
     image = _first(images)
-    explainer = Explainer(_on_classes(state.model, classes, template), state.images, state.roles)
-    return render("studio/why.html", explanations=[section(one) for one in explainer.explain([image])])
+    model = _on_classes(state.model, classes, template)
+    explainer = explainer_of(model, reference_images(model) or state.images, state.roles)
+    explanations = [explanation_values(one) for one in explainer.explain([image])]
+    return render("studio/why.html", explanations=explanations)
 
 
 def where_html(state: StudioState, images: Sequence[Named], phrase: str) -> str:
     """Where the frozen backbone sees a phrase in the first image."""
     image = _first(images)
     regions = where(state.clip.plain, image, phrase)
-    shown = heat(seen(image, state.clip.config.view), regions, f"where {phrase} is", ("name", phrase))
-    return render("studio/gallery.html", title=f"Where is {phrase.strip()}?", images=(shown,))
+    view = apply_view(image, state.clip.config.view)
+    overlay = heatmap(view, regions, f"where {phrase} is", ("name", phrase))
+    return render("studio/gallery.html", title=f"Where is {phrase.strip()}?", images=(overlay,))
 
 
 def _first(images: Sequence[Named]) -> Image.Image:

@@ -39,14 +39,13 @@ def compare_models(
     images = _images(state, data)
     models = [_model(state, name, images) for name in (first, second)]
     report = progress or silent
-    evaluations: list[Evaluation] = []
-    for name, model in zip((first, second), models, strict=True):
-        fitting = _with_classes(model, images.classes, name)
 
-        def progress(stage: str, done: int, total: int | None, name: str = name) -> None:
-            report(f"evaluating {name}", done, total)
+    def evaluate(name: str, model: Model) -> Evaluation:
+        return _with_classes(model, images.classes, name).evaluate(
+            images, progress=lambda stage, done, total: report(f"evaluating {name}", done, total)
+        )
 
-        evaluations.append(fitting.evaluate(images, progress=progress))
+    evaluations = [evaluate(name, model) for name, model in zip((first, second), models, strict=True)]
     modes = [model.pick_mode(None) for model in models]
     before = replace(
         evaluations[0],
@@ -64,10 +63,10 @@ def compare_models(
         classes=len(images.classes),
         changes={name: len(rows) for name, rows in groups.items()},
         table=_table((first, second), evaluations, modes),
-        gained=changed_classes(compared, better=True),
-        lost=changed_classes(compared, better=False),
-        fixed=gallery(compared, spread_rows(groups["fixed"]), before=True),
-        broken=gallery(compared, spread_rows(groups["broken"]), before=True),
+        gained=changed_classes(compared, True, ("first model", "second model")),
+        lost=changed_classes(compared, False, ("first model", "second model")),
+        fixed=gallery(compared, spread_rows(groups["fixed"]), "first model"),
+        broken=gallery(compared, spread_rows(groups["broken"]), "first model"),
     )
 
 

@@ -18,7 +18,7 @@ from dear.heads.collect import HeadContributions, collect_contributions
 from dear.heads.role import Role
 from dear.heads.roles import RoleMap
 from dear.images.views import square
-from dear.report.head_map import KIND_MEANINGS, head_map, kind_meanings, role_title
+from dear.report.head_map import describe_role, head_map, kind_meanings
 from dear.report.page import render
 from dear.studio.state import StudioState, gallery_html, name_of
 from dear.tasks.roles.quality import specialization_notice
@@ -36,7 +36,7 @@ class HeadViewer:
         self._cached: tuple[RoleMap, ImageSet, HeadContributions] | None = None
         self._source: ImageSet | None = None
 
-    def collected(self, progress: Progress | None = None) -> tuple[RoleMap, ImageSet, HeadContributions]:
+    def collect(self, progress: Progress | None = None) -> tuple[RoleMap, ImageSet, HeadContributions]:
         """The role map, the images, and what every head adds to each of them."""
         with self.state.roles_lock:
             roles = self.state.find_roles(progress)
@@ -55,51 +55,48 @@ class HeadViewer:
 
     def view(self, key: Key, progress: Progress | None = None) -> HeadView:
         """Everything the tab shows about one head."""
-        roles, images, collected = self.collected(progress)
+        roles, images, collected = self.collect(progress)
         role, clip = roles.for_display()[key], self.state.clip
         phrase = role.phrases[0] if role.phrases else None
         text = None if phrase is None else clip.encode_text([phrase])[0].float().cpu()
         active = activating_images(collected, key, text, phrase, _SHOWN)
-        rows = [*active.most, *active.least]
+        most, least = (
+            [(images.image(row), name_of(images, row)) for row in rows]
+            for rows in (active.most, active.least)
+        )
         parts, _ = over_pixels(
-            images.subset(rows), lambda pixels: attention_maps(clip, pixels, [key])[0].cpu(), clip
+            images.subset(active.most), lambda pixels: attention_maps(clip, pixels, [key])[0].cpu(), clip
         )
-        looks = torch.cat(parts)
-        shown = [overlay(images.image(row), look) for row, look in zip(rows, looks, strict=True)]
-        plain = [images.image(row) for row in rows]
-        names = [name_of(images, row) for row in rows]
-        middle = len(active.most)
-        return HeadView(
-            key, role, phrase, plain[:middle], shown[:middle], plain[middle:], names[:middle], names[middle:]
-        )
+        maps = torch.cat(parts)
+        attention = [(overlay(image, one), name) for (image, name), one in zip(most, maps, strict=True)]
+        return HeadView(key, *describe_role(roles, key), role, phrase, most, attention, least)
 
-    def look(self, key: Key, image: Image.Image) -> Image.Image:
+    def attention(self, key: Key, image: Image.Image) -> Image.Image:
         """Where a head looks in an image."""
         self.state.find_roles()[key]  # raises for a head that does not exist
         clip = self.state.clip
-        return overlay(
-            image, attention_maps(clip, pixels_for(clip, image_set([image]), [0]), [key])[0, 0].cpu()
-        )
+        maps = attention_maps(clip, pixels_for(clip, image_set([image]), [0]), [key])
+        return overlay(image, maps[0, 0].cpu())
 
 
 @dataclass(frozen=True)
 class HeadView:
-    """What the tab shows of a head: images that activate it most (also with its attention map) and least."""
+    """What the tab shows of a head: its role, and images with their names."""
 
     key: Key
+    title: str  #: the role in a few words
+    meaning: str  #: a sentence about heads with this role
     role: Role
-    phrase: str | None
-    most: list[Image.Image]
-    most_seen: list[Image.Image]
-    least: list[Image.Image]
-    most_names: list[str]
-    least_names: list[str]
+    phrase: str | None  #: images are ordered along it; None: along the strongest direction
+    most: list[tuple[Image.Image, str]]  #: images that activate it most
+    attention: list[tuple[Image.Image, str]]  #: the same with its attention map
+    least: list[tuple[Image.Image, str]]  #: images that activate it least
 
 
-def overlay(image: Image.Image, look: Tensor, side: int = 224) -> Image.Image:
+def overlay(image: Image.Image, attention: Tensor, side: int = 224) -> Image.Image:
     """An image's center square with an attention map [h, w] over it: bright and warm where the head looks."""
     base = np.asarray(square(image, side), dtype=np.float32) / 255  # [side, side, 3]
-    share = (look / look.max().clamp(min=1e-12)).clamp(0, 1).sqrt()  # one patch often leads by far
+    share = (attention / attention.max().clamp(min=1e-12)).clamp(0, 1).sqrt()  # one patch often leads by far
     small = Image.fromarray((255 * share).round().to(torch.uint8).numpy())
     heat = np.asarray(small.resize((side, side), Image.Resampling.BICUBIC), dtype=np.float32)[..., None] / 255
     gray = base.mean(axis=2, keepdims=True) * 0.55
@@ -144,8 +141,8 @@ def describe_html(view: HeadView) -> str:
     return render(
         "studio/head.html",
         key=view.key,
-        title=role_title(role),
-        meaning=KIND_MEANINGS[role.kind],
+        title=view.title,
+        meaning=view.meaning,
         entropy="not measured" if role.entropy is None else f"{role.entropy:.2f} bits",
         phrase=view.phrase,
         shares=list(role.shares.items())[:6],
@@ -155,12 +152,8 @@ def describe_html(view: HeadView) -> str:
 
 def galleries_html(view: HeadView) -> list[str]:
     """The images that activate a head most, where it looks in them, and those that activate it least."""
-    parts = (
-        ("Images that activate it most", "", view.most, view.most_names),
-        ("Where it looks in them", "where the head looks in: ", view.most_seen, view.most_names),
-        ("Images that activate it least", "", view.least, view.least_names),
-    )
     return [
-        gallery_html(title, list(zip(images, names, strict=True)), what)
-        for title, what, images, names in parts
+        gallery_html("Images that activate it most", view.most),
+        gallery_html("Where it looks in them", view.attention, "where the head looks in: "),
+        gallery_html("Images that activate it least", view.least),
     ]

@@ -1,4 +1,4 @@
-"""Shared by the tabs: errors as sentences, work that can be stopped, the look of galleries and plots."""
+"""Shared by the tabs: errors as sentences, work that can be stopped, options of galleries and plots."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from dear.utils.progress import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST_VISITORS = 1000
+_SAMPLES = 8
 
 # gradio ignores an event whose function still runs, unless `trigger_mode` says otherwise.
 LATEST = "always_last"  #: runs once more afterwards, with the values that the page has then
@@ -103,12 +104,12 @@ class Work:
         """A callback for work that starts now; earlier work of the same visitor in this tab ends."""
         stop = threading.Event()
         with self._lock:
-            before = self._stops.pop(visitor, None)
+            previous = self._stops.pop(visitor, None)
             self._stops[visitor] = stop
             while len(self._stops) > _MOST_VISITORS:
                 del self._stops[next(iter(self._stops))]
-        if before is not None:
-            before.set()
+        if previous is not None:
+            previous.set()
 
         def report(what: str, done: int, total: int | None) -> None:
             if stop.is_set():
@@ -140,7 +141,7 @@ def visitor_of(request: Any) -> str:
     return str(getattr(request, "session_hash", None) or "")
 
 
-def shown(state: StudioState, image: Image.Image) -> str:
+def image_file(state: StudioState, image: Image.Image) -> str:
     """An image as a file to show, written once and atomically.
 
     gradio would overwrite the file of an equal image, even while it is sent to another visitor.
@@ -157,25 +158,25 @@ def shown(state: StudioState, image: Image.Image) -> str:
 class Samples:
     """Example images with their names, for every version of the state that a page may still show."""
 
-    def __init__(self, state: StudioState, count: int = 8) -> None:
-        self.state, self.count = state, count
+    def __init__(self, state: StudioState) -> None:
+        self.state = state
         self._cached: dict[int, list[tuple[Image.Image, str]]] = {}
 
-    def at(self, version: int) -> list[tuple[Image.Image, str]]:
+    def images(self, version: int) -> list[tuple[Image.Image, str]]:
         """Images spread evenly over the studio's images."""
         if version not in self._cached:
             images = self.state.images
-            count = min(self.count, len(images))
+            count = min(_SAMPLES, len(images))
             chosen = [(place * 2 + 1) * len(images) // (2 * count) for place in range(count)]
             self._cached[version] = [(images.image(i), name_of(images, i)) for i in chosen]
         return self._cached[version]
 
-    def shown(self, version: int) -> list[tuple[str, str]]:
+    def files(self, version: int) -> list[tuple[str, str]]:
         """The same as files, for gradio's gallery; the names are the alternative texts."""
-        return [(shown(self.state, image), name) for image, name in self.at(version)]
+        return [(image_file(self.state, image), name) for image, name in self.images(version)]
 
 
-def gallery_look(columns: int, name: str) -> dict[str, Any]:
+def gallery_options(columns: int, name: str) -> dict[str, Any]:
     """Options that all galleries share."""
     return {
         "elem_classes": ["dear-gallery"],
@@ -188,6 +189,6 @@ def gallery_look(columns: int, name: str) -> dict[str, Any]:
     }
 
 
-def plot_look(name: str) -> dict[str, Any]:
+def plot_options(name: str) -> dict[str, Any]:
     """Options that all plots share."""
     return {"elem_id": name, "elem_classes": ["dear-plot"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +52,7 @@ class StudioState:
     models: dict[str, Model] = field(default_factory=dict)  #: models that can be compared, by name
     lock: threading.RLock = field(default_factory=threading.RLock)  #: while model or training change
     roles_lock: threading.RLock = field(default_factory=threading.RLock)  #: while roles are discovered
+    servers: ExitStack = field(default_factory=ExitStack)  #: labeling pages, which end with the studio
 
     @property
     def trained(self) -> bool:

@@ -95,10 +95,13 @@ class Trainer:
 
         An empty backbone in `spec` is the one of the studio.
         """
-        if not 1 <= int(spec.recipe.get("epochs", 1)) <= 200 or not 0 <= spec.shots <= 10_000:
-            raise UsageError("epochs must be 1 to 200 and shots 0 (all) to 10,000")
+        epochs = int(spec.recipe.get("epochs", 1))
+        if not 1 <= epochs <= 200:
+            raise UsageError(f"epochs must be 1 to 200, got {epochs}")
+        if not 0 <= spec.shots <= 10_000:
+            raise UsageError(f"shots must be 0 (all) to 10,000, got {spec.shots}")
         with self.state.lock:
-            self._refuse_second()
+            self._require_idle()
             self._check_choices(spec, roles)
             images, test = self._open(spec)
             self._number += 1
@@ -109,7 +112,7 @@ class Trainer:
     def resume(self) -> None:
         """Continue the training that was stopped."""
         with self.state.lock:
-            self._refuse_second()
+            self._require_idle()
             if self.spec is None or self.status.state != "stopped":
                 raise UsageError("no training is stopped; start one")
             self._launch(*self._open(self.spec), resume=True)
@@ -145,7 +148,7 @@ class Trainer:
             write_atomic(path, memory.getvalue())
             return path
 
-    def _refuse_second(self) -> None:
+    def _require_idle(self) -> None:
         if self.status.busy:
             raise UsageError("a training is already running; stop it or wait for its end")
 

@@ -96,13 +96,17 @@ class Drift:
 
     def write_page(self, path: PathLike) -> None:
         """Write a page with the verdict, the classes and the farthest images."""
-        shown = [Thumbnail(thumbnail(open_image(name)), name, (("soft", name),)) for name in self.examples]
+        shown = [
+            Thumbnail(thumbnail(open_image(name)), name, (("soft", os.path.basename(name)),))
+            for name in self.examples
+        ]
         notes = {
             "images": f"{self.images} new, {self.reference} training images",
-            "images as a whole": f"p = {self.p:.3f} (two-sample test; below {ALARM:g}: they changed)",
-            "share of far images": f"p = {self.far_p:.3f} (below {ALARM:g}: more than expected)",
+            "images as a whole": f"{_p_value(self.p)} (two-sample test; below {ALARM:g}: they changed)",
+            "share of far images": f"{_p_value(self.far_p)} (below {ALARM:g}: more than expected)",
         }
-        write_atomic(path, render("drift.html", title="Drift", drift=self, images=shown, notes=notes))
+        title = "Drift: new images compared with the training images"
+        write_atomic(path, render("drift.html", title=title, drift=self, images=shown, notes=notes))
 
     def __repr__(self) -> str:
         return f"<Drift: {self.verdict}>"
@@ -225,6 +229,10 @@ def compare(
     )
 
 
+def _p_value(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
 def find_far(training: Tensor, new: Tensor) -> tuple[Tensor, float]:
     """Which of m new images are far, bool [m], and the p-value of their number.
 
@@ -277,7 +285,9 @@ def reference_of(model: Model, progress: Progress | None = None) -> Reference:
     if model.reference is not None:
         return model.reference
     if model.path is None or model.spec is None:
-        raise UsageError("the model has no run folder, so its training images are not known")
+        raise UsageError(
+            "drift needs the training images, which a model without a run folder does not name; pass a folder"
+        )
     images = training_images(model.spec)
     copies = find_duplicates(images)
     features = model.features(images, progress=progress)

@@ -103,11 +103,11 @@ def evaluate(
         evaluation = replace(evaluation, rejection=rejection)
     if isinstance(run, str | os.PathLike) and (Path(run) / "config.json").is_file():
         name = os.fspath(data) if isinstance(data, str | os.PathLike) else images.name
-        _note_in_run(run, f"evaluation of {name} ({split})", evaluation)
+        _add_to_metrics(run, f"evaluation of {name} ({split})", evaluation)
     return evaluation
 
 
-def _note_in_run(run: PathLike, key: str, evaluation: Evaluation) -> None:
+def _add_to_metrics(run: PathLike, key: str, evaluation: Evaluation) -> None:
     report = evaluation.report()
     figures = {"accuracy": report["modes"], "images": report["images"], "ece": report["ece"]}
     if isinstance(evaluation, SeveralLabelsEvaluation):

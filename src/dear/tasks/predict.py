@@ -121,10 +121,10 @@ def predict(
 
         if not isinstance(run, str | os.PathLike):
             run = load_model(run, backbone, device)  # refuses another type before images are read
-        pictures = find_inputs(images)
+        inputs = find_inputs(images)
         model = load_model(run, backbone, device)
         answers = model.answers(
-            pictures,
+            inputs,
             classes=None if classes is None else model.parse_classes(classes),
             template=template,
             reject=share,
@@ -137,7 +137,7 @@ def predict(
         if together:
             from dear.tasks.together import answer_together
 
-            answers = answer_together(model, pictures, answers, top, mode, certain)
+            answers = answer_together(model, inputs, answers, top, mode, certain)
     predictions = Predictions(tuple(answers))
     predictions.require_readable()
     if csv is not None:

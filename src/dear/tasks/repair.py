@@ -112,7 +112,7 @@ class Comparison:
 
 
 def random_removals(
-    removed: RemovedConcepts | None, edits: EditPlan | None, draws: int = DRAWS, seed: int = 1
+    removed: RemovedConcepts | None, edits: EditPlan | None, draws: int = DRAWS
 ) -> list[Removal]:
     """Removals of as many random heads and directions; none for edited copies."""
     removals = [] if removed is None else [removed.removal]
@@ -121,21 +121,21 @@ def random_removals(
         removals.append(replace(edits.removal, center=center))
     if not removals:
         return []
-    chosen = combine(*removals)
+    removal = combine(*removals)
     part = edits if removed is None else removed
-    seen = None if part is None else part.images
+    collected = None if part is None else part.images
     comparisons = []
     for draw in range(draws):
         parts = []
-        if chosen.heads and seen is not None:
-            keys = [(layer, head) for layer in seen.layers for head in range(seen.outputs.shape[2])]
-            rng = random.Random(seed * DRAWS + draw)
-            parts.append(remove_heads(seen, rng.sample(keys, len(chosen.heads)), "random heads"))
-        if chosen.rank:
-            basis = random_directions(len(chosen.center), chosen.rank, seed * DRAWS + draw)
-            projection = (basis.T @ basis).to(chosen.center)
+        if removal.heads and collected is not None:
+            keys = [(layer, head) for layer in collected.layers for head in range(collected.outputs.shape[2])]
+            rng = random.Random(DRAWS + draw)
+            parts.append(remove_heads(collected, rng.sample(keys, len(removal.heads)), "random heads"))
+        if removal.rank:
+            basis = random_directions(len(removal.center), removal.rank, DRAWS + draw)
+            projection = (basis.T @ basis).to(removal.center)
             words = ("random directions",), ("chance",)
-            parts.append(Removal(*words, chosen.center, projection, rank=chosen.rank))
+            parts.append(Removal(*words, removal.center, projection, rank=removal.rank))
         comparisons.append(combine(*parts))
     return comparisons
 
@@ -296,8 +296,8 @@ def repair(
         concept_roles=resolve_roles(roles, plain),
         progress=progress,
     )
-    meant = ("removed concepts", "edited copies")
-    changed = [part for part in spec.differences(job.spec) if part not in meant]
+    intended = ("removed concepts", "edited copies")
+    changed = [part for part in spec.differences(job.spec) if part not in intended]
     if changed:
         raise RunError(
             f"{run}: cannot be trained again in the same way: {', '.join(changed)} changed since; train it "

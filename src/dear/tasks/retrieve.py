@@ -45,7 +45,8 @@ from dear.utils.progress import Progress, silent
 if TYPE_CHECKING:
     import pandas as pd
 
-_CELL, _GAP, _LINE = 128, 8, 16
+_CELL, _GAP, _LINE = 128, 8, 16  # pixels of a contact sheet
+_COLUMNS = 5
 
 
 @dataclass(frozen=True)
@@ -258,11 +259,11 @@ def _by_features(
 ) -> Retrieval:
     if not isinstance(method, DeAR):
         raise UsageError(f"the method {method.name!r} has no features per attribute; use a DeAR run")
-    wanted = None if attribute is None else method.attributes[method.attribute_index(attribute)]
+    only = None if attribute is None else method.attributes[method.attribute_index(attribute)]
     images = gallery_of(gallery, root)
     matches = rank(method, query, gallery_features(method, images, progress), images, top)
     result = Retrieval(query, "features", tuple(matches), images)
-    return _chosen(result, wanted, method.clip.name, names_caveat(method))
+    return _select(result, only, method.clip.name, names_caveat(method))
 
 
 def names_caveat(method: Method) -> str:
@@ -271,12 +272,12 @@ def names_caveat(method: Method) -> str:
     return caveat and f"{caveat} The names of the attributes say little."
 
 
-def contact_sheet(query: ImageLike, match: Match, images: ImageSet, columns: int = 5) -> Image.Image:
+def contact_sheet(query: ImageLike, match: Match, images: ImageSet) -> Image.Image:
     """The query and its matches in a grid, with the cosines below."""
     cells: list[tuple[Image.Image, str]] = [(open_image(query), f"query: {Path(name_of(query)).name}")]
     for index, similarity in zip(match.indices, match.similarity, strict=True):
         cells.append((images.image(index), f"{similarity:.3f} {Path(images.key(index)).name}"))
-    columns = min(columns, len(cells))
+    columns = min(_COLUMNS, len(cells))
     rows = -(-len(cells) // columns)
     wide, tall = _CELL + _GAP, _CELL + _LINE + _GAP
     sheet = Image.new("RGB", (columns * wide + _GAP, rows * tall + _LINE + 2 * _GAP), "white")
@@ -321,24 +322,23 @@ def _by_heads(
         raise UsageError(f"{known.caveat()} A search by attribute needs heads that know attributes.")
     if known is None or not spaces:
         raise UsageError(f"{clip.name}: no role map with heads of an attribute; compute one", hint="roles")
-    wanted = None if attribute is None else find_attribute(attribute, spaces)
+    only = None if attribute is None else find_attribute(attribute, spaces)
     images = gallery_of(gallery, root)
-    seen = collect_contributions(
+    searched = collect_contributions(
         clip, images, known.layers, progress=lambda done: progress("images", done, len(images))
     )
-    one = collect_contributions(
-        clip, ListedImages((query,), torch.zeros(1, dtype=torch.long), ("query",)), known.layers
-    )
-    same = (F.normalize(seen.features, dim=1) @ F.normalize(one.features, dim=1)[0]) > SAME
+    query_set = ListedImages((query,), torch.zeros(1, dtype=torch.long), ("query",))
+    one = collect_contributions(clip, query_set, known.layers)
+    same = (F.normalize(searched.features, dim=1) @ F.normalize(one.features, dim=1)[0]) > SAME
     matches = []
     for name, heads in spaces.items():
-        space, center = head_space(seen, heads)
+        space, center = head_space(searched, heads)
         near = space @ head_space(one, heads, center)[0][0]
         matches.append(_nearest(name, near.masked_fill(same, -2.0), int((~same).sum()), images, top))
-    return _chosen(Retrieval(query, "heads", tuple(matches), images), wanted, clip.name, "")
+    return _select(Retrieval(query, "heads", tuple(matches), images), only, clip.name, "")
 
 
-def _chosen(result: Retrieval, wanted: str | None, name: str, caveat: str) -> Retrieval:
+def _select(result: Retrieval, only: str | None, name: str, caveat: str) -> Retrieval:
     """The matches of one attribute, or all; the notice says where attributes can hardly be distinguished.
 
     `caveat` is a sentence about their names, or empty.
@@ -352,8 +352,8 @@ def _chosen(result: Retrieval, wanted: str | None, name: str, caveat: str) -> Re
             f"attributes can hardly be distinguished on {name}: the lists of two attributes share "
             f"{overlap:.1%} of their images"
         )
-    chosen = tuple(match for match in result.matches if wanted in (None, match.attribute))
-    return replace(result, matches=chosen, overlap=overlap, notice=" ".join(notices) or None)
+    matches = tuple(match for match in result.matches if only in (None, match.attribute))
+    return replace(result, matches=matches, overlap=overlap, notice=" ".join(notices) or None)
 
 
 def _nearest(name: str, near: Tensor, available: int, images: ImageSet, top: int) -> Match:

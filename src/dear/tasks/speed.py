@@ -132,7 +132,7 @@ def measure(
     count = options.test_batch or (250 if device.type == "cuda" else 4)
     pixels = torch.randn(count, 3, *[clip.config.vision.image_size] * 2, device=device)
     with torch.no_grad():
-        seconds["answer"] = (count, _timed(lambda: bound.all_logits(pixels)))
+        seconds["answer"] = (count, _median_seconds(lambda: bound.all_logits(pixels)))
     rows = [
         {**where, "what": what, "images": n, "ms": round(1000 * s, 3), "images_per_s": round(n / s, 1)}
         for what, (n, s) in seconds.items()
@@ -148,7 +148,7 @@ def _method(options: SpeedOptions, clip: Clip) -> Method:
     return build_method(kind.name, clip, [f"class {i}" for i in range(options.classes)], roles=roles)
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _median_seconds(work: Callable[[], object]) -> float:
     """Median seconds of some work; the device is waited for."""
     return float(Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=1.0).median)
 
@@ -166,7 +166,7 @@ def _step_seconds(method: Method, feed: Feed, recipe: Recipe) -> float:
     parts = StepParts(method, feed, loop.learned, loop.optimizer, loop.scaler)
     step, numbers = make_step(parts, _MANY, _MANY), itertools.count()
     method.prepare(feed.batches)
-    return _timed(lambda: step(next(numbers)))
+    return _median_seconds(lambda: step(next(numbers)))
 
 
 def _estimate(

@@ -11,9 +11,9 @@ function element(name, text, attributes = {}) {
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
   return node;
 }
-const picture = (place, side, alt) =>
+const image = (place, side, alt) =>
   element("img", "", { src: `image?place=${place}&side=${side}&token=${encodeURIComponent(token)}`, alt });
-const percent = (value) => `${Math.round(100 * value)} %`;
+const percent = (value) => `${Math.round(100 * value)}%`;
 
 async function call(path, body) {
   if (busy) return;
@@ -54,7 +54,7 @@ function show() {
     const grid = element("div", "", { class: "label-group" });
     for (const one of item.images) {
       const button = element("button", "", { type: "button", "aria-pressed": "true", "data-place": one.place, title: `${one.path} (${percent(one.confidence)})` });
-      button.append(picture(one.place, 224, one.path));
+      button.append(image(one.place, 224, one.path));
       button.onclick = () => button.setAttribute("aria-pressed", button.getAttribute("aria-pressed") !== "true");
       grid.append(button);
     }
@@ -64,7 +64,7 @@ function show() {
     question.append(grid, confirm);
   } else {
     const row = element("div", "", { class: "label-one" }), text = element("div");
-    row.append(picture(item.place, 640, item.path), text);
+    row.append(image(item.place, 640, item.path), text);
     if (item.label) {
       text.append(element("p", `Labeled ${item.label}; looks like ${item.guesses[0][0]} (${percent(item.guesses[0][1])}).`, { dir: "auto" }));
       const fine = element("button", "Checked, this label is fine ", { type: "button", id: "fine" });
@@ -97,7 +97,7 @@ function show() {
   $("find").hidden = state.classes.length <= keys.length; // otherwise every class has a key
   filter();
   const forecast = state.forecast;
-  $("accuracy").textContent = forecast ? `Cross-validated accuracy: ${percent(forecast.accuracy)} (90 % interval ` +
+  $("accuracy").textContent = forecast ? `Cross-validated accuracy: ${percent(forecast.accuracy)} (90% interval ` +
     `${percent(forecast.low)} to ${percent(forecast.high)}, ${forecast.images} labeled images).` : "";
   $("advice").textContent = forecast ? forecast.advice : state.training ? "" : "Label more images, two or more of every class, to see how accurate the model is.";
   $("command").textContent = state.command;

@@ -10,7 +10,7 @@
     if (parent) parent.append(node);
     return node;
   };
-  const looks = (canvas, digits) => {
+  const drawMap = (canvas, digits) => {
     const side = data.side;
     canvas.width = canvas.height = side;
     const pen = canvas.getContext("2d");
@@ -30,7 +30,7 @@
       make("img", null, make("div", null, figure, { class: "frame" }), { ...size, alt: data.names[image] });
       const frame = make("div", null, figure, { class: "frame" });
       make("img", null, frame, { ...size, alt: "" });
-      looks(make("canvas", null, frame, { role: "img", "aria-label": "where it looks" }), digits);
+      drawMap(make("canvas", null, frame, { role: "img", "aria-label": "where it looks" }), digits);
       make("figcaption", `${data.names[image]} (${score > 0 ? "+" : ""}${score.toFixed(2)})`, figure);
     }
   };
@@ -42,7 +42,7 @@
     const head = data.heads[cell.dataset.head];
     panel.replaceChildren();
     make("h3", `Layer ${head.layer}, head ${head.head}: ${head.title}`, panel);
-    make("p", `Such a head ${head.kind}.`, panel);
+    make("p", head.meaning, panel);
     const facts = [];
     if (head.entropy !== null) facts.push(`Concept Entropy ${head.entropy.toFixed(2)} bits`);
     if (head.phrases.length && head.explained !== null) facts.push(`its phrases explain ${(100 * head.explained).toFixed(0)}% of its variance`);
@@ -83,6 +83,6 @@
       }
     });
   });
-  const wished = document.querySelector(`.dear-map button[data-head="${CSS.escape(location.hash.slice(1))}"]`);
-  show(wished || cells[0]);
+  const linked = document.querySelector(`.dear-map button[data-head="${CSS.escape(location.hash.slice(1))}"]`);
+  show(linked || cells[0]);
 })();

@@ -30,7 +30,7 @@ def audit_tab(context: Context, tab: Any) -> TabUpdate:
             with gr.Row():
                 go = gr.Button("Audit", variant="primary", elem_id="audit-go")
                 work.button("audit")
-            with gr.Accordion("Your own images without the concept", open=False, elem_id="audit-own"):
+            with gr.Accordion("Your own images without the concept", open=False, elem_id="audit-images"):
                 files = gr.File(label="Images", file_count="multiple", height=130, elem_id="audit-files")
                 without = gr.Checkbox(True, label="Answer without the concept, too", elem_id="audit-without")
                 answers_box = gr.HTML(elem_id="audit-answers")
@@ -40,7 +40,7 @@ def audit_tab(context: Context, tab: Any) -> TabUpdate:
                     elem_id="audit-data",
                 )
         with gr.Column(scale=3, min_width=300):
-            evidence = gr.HTML(_HINT, elem_id="audit-found", elem_classes=["dear-room"])
+            evidence = gr.HTML(_HINT, elem_id="audit-evidence", elem_classes=["dear-room"])
 
     def run(
         name: str,

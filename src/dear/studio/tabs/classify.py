@@ -9,7 +9,7 @@ import gradio as gr
 from dear.images.open import open_image
 from dear.runs.class_lists import format_class_list
 from dear.studio import classify
-from dear.studio.parts import EVERY_SELECTION, LATEST, Context, TabUpdate, errors_as_output, gallery_look
+from dear.studio.parts import EVERY_SELECTION, LATEST, Context, TabUpdate, errors_as_output, gallery_options
 from dear.studio.state import StudioState
 
 _HINT = "<p>Drop an image or click an example: the answer appears here.</p>"
@@ -23,10 +23,10 @@ def classify_tab(context: Context, tab: Any) -> TabUpdate:
             files = gr.File(label="Images", file_count="multiple", height=130, elem_id="classify-files")
             go = gr.Button("Classify", variant="primary", elem_id="classify-go")
             example = gr.Gallery(
-                samples.shown(state.version),
+                samples.files(state.version),
                 label="Examples",
                 allow_preview=False,
-                **gallery_look(8, "classify-examples"),
+                **gallery_options(8, "classify-examples"),
             )
             with gr.Accordion("Options", open=False, elem_id="classify-options"):
                 names = gr.Textbox(elem_id="classify-names", lines=6, max_lines=14, **_names(state))
@@ -49,19 +49,19 @@ def classify_tab(context: Context, tab: Any) -> TabUpdate:
         images: list[classify.Named], complaints: list[str], text: str, prompt: str, percent: float
     ) -> list[Any]:
         classes = classify.parse_classes(text, state.model.classes)
-        wanted = percent / 100 if percent else None
-        reject = wanted if classify.can_reject(state.model, classes) else None
+        share = percent / 100 if percent else None
+        reject = share if classify.can_reject(state.model, classes) else None
         verdicts = classify.classify(state, images, classes, prompt, reject=reject)
-        sentences = classify.notices(state.model, classes, wanted)
+        sentences = classify.notices(state.model, classes, share)
         return [classify.verdicts_html(verdicts, sentences, complaints), images[:1], ""]
 
     def run(paths: list[str] | None, photo: Any, text: str, prompt: str, percent: float) -> list[Any]:
-        shots = [] if photo is None else [("camera", open_image(photo))]
-        images, complaints = classify.readable_uploads(paths or []) if paths or not shots else ([], [])
-        return answer([*images, *shots], complaints, text, prompt, percent)
+        photos = [] if photo is None else [("camera", open_image(photo))]
+        images, complaints = classify.readable_uploads(paths or []) if paths or not photos else ([], [])
+        return answer([*images, *photos], complaints, text, prompt, percent)
 
-    def pick(event: gr.SelectData, text: str, prompt: str, percent: float, seen: int) -> list[Any]:
-        image, name = samples.at(seen)[event.index]
+    def pick(event: gr.SelectData, text: str, prompt: str, percent: float, version: int) -> list[Any]:
+        image, name = samples.images(version)[event.index]
         return [*answer([(name, image)], [], text, prompt, percent), None]  # the example replaces files
 
     def explain(images: list[classify.Named], text: str, prompt: str) -> list[Any]:
@@ -76,7 +76,7 @@ def classify_tab(context: Context, tab: Any) -> TabUpdate:
 
     def values() -> list[Any]:
         updates = [gr.update(**_names(state)), gr.update(**_template(state)), gr.update(**_reject(state))]
-        return [*updates, samples.shown(state.version), *empty(_HINT)]
+        return [*updates, samples.files(state.version), *empty(_HINT)]
 
     outputs, options = [cards, first, reason], [names, template, refuse]
     # One queue, so that the answer to the last action is shown last.

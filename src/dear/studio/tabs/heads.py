@@ -39,7 +39,10 @@ def heads_tab(context: Context, tab: Any) -> TabUpdate:
     state = context.state
     viewer, work = HeadViewer(state), Work()
     chosen = gr.State("")
-    gr.Markdown("Each cell is one attention head. Click one, or use the arrow keys, to see what it does.")
+    gr.Markdown(
+        "Each cell is one attention head, named after its role. The number is its Concept Entropy in bits: "
+        "low means one concept. Click a cell, or use the arrow keys, to see what the head does."
+    )
     grid = gr.HTML(_HINT, js_on_load=_CLICK, elem_id="heads-map")
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
@@ -47,12 +50,12 @@ def heads_tab(context: Context, tab: Any) -> TabUpdate:
             work.button("heads")
         with gr.Column(scale=3, min_width=280):
             most = gr.HTML(elem_id="head-most")
-            seen = gr.HTML(elem_id="head-attention")
+            attention = gr.HTML(elem_id="head-attention")
             with gr.Accordion("Images that activate it least", open=False):
                 least = gr.HTML(elem_id="head-least")
     with gr.Accordion("Where does this head look in my image?", open=False), gr.Row():
         upload = gr.File(label="Image", file_count="single", height=130, elem_id="look-file")
-        looked = gr.HTML(elem_id="look-answer")
+        answer = gr.HTML(elem_id="look-answer")
 
     def show(key_text: str, progress: Any, visitor: str) -> list[Any]:
         callback = work.callback(progress, visitor)
@@ -79,15 +82,15 @@ def heads_tab(context: Context, tab: Any) -> TabUpdate:
     ) -> list[Any]:
         return show(str(event.value), progress, visitor_of(request))
 
-    def look(path: str | None, key_text: str) -> list[Any]:
+    def locate(path: str | None, key_text: str) -> list[Any]:
         if not path:
             return [""]
         roles = state.find_roles()
         key = parse_key(key_text, roles) if key_text else first_key(roles)
         name, image = open_uploads([path])[0]
-        return [gallery_html(f"Where head {key[0]}-{key[1]} looks", [(viewer.look(key, image), name)])]
+        return [gallery_html(f"Where head {key[0]}-{key[1]} looks", [(viewer.attention(key, image), name)])]
 
-    outputs = [chosen, about, most, seen, least]
+    outputs = [chosen, about, most, attention, least]
     grid.select(
         errors_as_output(select, lambda problem: ["", problem, "", "", ""]),
         None,
@@ -95,7 +98,7 @@ def heads_tab(context: Context, tab: Any) -> TabUpdate:
         show_progress_on=[about],
         trigger_mode=EVERY_SELECTION,
     )
-    gr.on([upload.change, chosen.change], errors_as_output(look), [upload, chosen], looked)
+    gr.on([upload.change, chosen.change], errors_as_output(locate), [upload, chosen], answer)
     filled = tab.select(
         errors_as_output(fill, lambda problem: [problem, "", "", "", "", ""]),
         chosen,

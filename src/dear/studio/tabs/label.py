@@ -2,51 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from dear.errors import UsageError
 from dear.report.page import render
+from dear.studio.label import Labeler
 from dear.studio.parts import Context, TabUpdate, Work, errors_as_output, visitor_of
-from dear.studio.state import StudioState
-from dear.tasks.labeling.server import LabelingServer, serving
-from dear.tasks.labeling.start import start_session
-from dear.utils.progress import Progress
-
-
-class Labeler:
-    """Labeling pages of a studio: one per table of labels, until the studio ends."""
-
-    def __init__(self, state: StudioState) -> None:
-        self.state, self._open = state, ExitStack()
-        self._servers: dict[Path, LabelingServer] = {}
-
-    def start(self, pool: str, classes: str, out: str, progress: Progress | None = None) -> LabelingServer:
-        """The page on the images of a folder or table; answers go to the table `out`.
-
-        Raises:
-            UsageError: the studio serves other computers, or a field is empty.
-            DataError: the folder holds no readable image.
-        """
-        if not self.state.local:
-            raise UsageError("labeling needs a studio on this computer, got one that serves others")
-        if not pool.strip() or not out.strip():
-            raise UsageError("labeling needs the images and the table of labels, got an empty field")
-        path = Path(out.strip()).expanduser().absolute()
-        if path not in self._servers:
-            names = [name.strip() for name in classes.split(",") if name.strip()]
-            clip = self.state.clip
-            session, _ = start_session(pool.strip(), path, classes=names, backbone=clip, progress=progress)
-            self._servers[path] = self._open.enter_context(serving(session))
-        return self._servers[path]
-
-    def close(self) -> None:
-        """End all pages; answers are on disk already."""
-        self._open.close()
-        self._servers.clear()
 
 
 def label_tab(context: Context, tab: Any) -> TabUpdate:
@@ -63,7 +25,7 @@ def label_tab(context: Context, tab: Any) -> TabUpdate:
         with gr.Row():
             go = gr.Button("Start labeling", variant="primary", elem_id="label-go")
             work.button("labeling")
-        link = gr.HTML(elem_id="label-found")
+        link = gr.HTML(elem_id="label-page")
 
     def run(
         images: str,

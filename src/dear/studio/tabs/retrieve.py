@@ -15,7 +15,7 @@ from dear.studio.parts import (
     TabUpdate,
     Work,
     errors_as_output,
-    gallery_look,
+    gallery_options,
     visitor_of,
 )
 from dear.studio.retrieve import ImageSearch, attributes
@@ -42,10 +42,10 @@ def retrieve_tab(context: Context, tab: Any) -> TabUpdate:
             )
             query = gr.File(label="Query image", file_count="single", height=130, elem_id="retrieve-file")
             example = gr.Gallery(
-                samples.shown(state.version),
+                samples.files(state.version),
                 label="Examples",
                 allow_preview=False,
-                **gallery_look(8, "retrieve-examples"),
+                **gallery_options(8, "retrieve-examples"),
             )
             with gr.Row():
                 go = gr.Button("Find", variant="primary", elem_id="retrieve-go")
@@ -57,7 +57,7 @@ def retrieve_tab(context: Context, tab: Any) -> TabUpdate:
                 )
         with gr.Column(scale=3, min_width=300):
             shown_query = gr.HTML(elem_id="retrieve-query")
-            nearest_images = gr.HTML(_hint(state), elem_id="retrieve-found", elem_classes=["dear-room"])
+            nearest_images = gr.HTML(_hint(state), elem_id="retrieve-images", elem_classes=["dear-room"])
     picked = gr.State(None)
 
     def run(
@@ -65,12 +65,12 @@ def retrieve_tab(context: Context, tab: Any) -> TabUpdate:
         number: int | None,
         name: str,
         where: str | None,
-        seen: int,
+        version: int,
         request: gr.Request,
         progress: gr.Progress = gr.Progress(),  # noqa: B008
     ) -> list[Any]:
         if not path and number is not None:
-            image, title = samples.at(seen)[number]
+            image, title = samples.images(version)[number]
         else:
             title, image = open_uploads([path] if path else [])[0]
         nearest = search.find(image, name, where or "", progress=work.callback(progress, visitor_of(request)))
@@ -86,7 +86,7 @@ def retrieve_tab(context: Context, tab: Any) -> TabUpdate:
     def values() -> list[Any]:
         names = attributes(state)
         choices = gr.update(choices=names, value=next(iter(names), None))
-        return [choices, samples.shown(state.version), None, "", _hint(state)]
+        return [choices, samples.files(state.version), None, "", _hint(state)]
 
     inputs, outputs = [query, picked, attribute, folder, context.version], [shown_query, nearest_images]
     find = errors_as_output(run, lambda problem: ["", problem])

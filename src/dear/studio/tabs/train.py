@@ -15,7 +15,7 @@ from dear.heads.focus import AUTO, attribute_heads
 from dear.methods import find_method, list_methods
 from dear.report import figures
 from dear.runs.spec import Spec
-from dear.studio.parts import Context, TabUpdate, errors_as_message, plot_look, visitor_of
+from dear.studio.parts import Context, TabUpdate, errors_as_message, plot_options, visitor_of
 from dear.studio.state import StudioState
 from dear.studio.training import AUTOMATIC, ROLE_CHOICES, TrainingStatus, status_html
 
@@ -82,16 +82,18 @@ def train_tab(context: Context, tab: Any) -> TabUpdate:
         with gr.Column(scale=3, min_width=300):
             status = gr.HTML(status_html(trainer.status), elem_id="train-status")
             download = gr.DownloadButton("Download the run", visible=False, elem_id="train-download")
-            accuracy = gr.Plot(label="Accuracy on test images", visible=False, **plot_look("train-accuracy"))
-            loss = gr.Plot(label="Loss", visible=False, **plot_look("train-loss"))
+            accuracy = gr.Plot(
+                label="Accuracy on test images", visible=False, **plot_options("train-accuracy")
+            )
+            loss = gr.Plot(label="Loss", visible=False, **plot_options("train-loss"))
 
     def watch() -> Iterator[list[Any]]:
-        seen = (-1, -1)
+        drawn = (-1, -1)
         while True:
             now = trainer.wait(0.7)
             size = (len(now.lines), len(now.accuracy))
-            plots = [gr.skip(), gr.skip()] if size == seen else _plots(now)
-            seen = size
+            plots = [gr.skip(), gr.skip()] if size == drawn else _plots(now)
+            drawn = size
             path = None
             if now.state == "finished":
                 with suppress(RunError):  # another training started meanwhile
@@ -143,11 +145,11 @@ def train_tab(context: Context, tab: Any) -> TabUpdate:
     waiting = {**quiet, "concurrency_limit": None}
     fields = [data, method, shots, epochs, seed, backbone, roles, roles_file, focus]
     watched = [status, loss, accuracy, download, stop, resume]
-    began = start.click(begin, fields, None, api_name="train", **quiet)
-    again = resume.click(errors_as_message(trainer.resume), None, None, **quiet)
+    started = start.click(begin, fields, None, api_name="train", **quiet)
+    resumed = resume.click(errors_as_message(trainer.resume), None, None, **quiet)
     stop.click(end, None, None, queue=False, **quiet)
     gr.on([method.change, context.page.load], _applicable, method, [roles, roles_file, focus], **quiet)
-    events = [event.success(watch, None, watched, **waiting) for event in (began, again)]
+    events = [event.success(watch, None, watched, **waiting) for event in (started, resumed)]
     return TabUpdate([], list, (*events, context.page.load(watch, None, watched, **waiting)))
 
 

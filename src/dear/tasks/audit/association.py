@@ -224,17 +224,17 @@ def nearest_values(features: Tensor, directions: Tensor) -> Tensor:
 def shuffled_information(
     values: Tensor,
     labels: Tensor,
-    given: Tensor | None = None,
+    condition: Tensor | None = None,
     permutations: int = PERMUTATIONS,
     seed: int = 1,
 ) -> tuple[float, Tensor]:
     """Mutual information of values [n] and labels [n], and the same for shuffled labels [P].
 
-    As shares of the labels' entropy. With `given` [n], the conditional mutual information: labels are then
-    shuffled among images with the same `given`. The order of the images does not matter.
+    As shares of the labels' entropy. With `condition` [n], the conditional mutual information: labels are
+    then shuffled among images with the same value of it. The order of the images does not matter.
     """
     values, labels = (part.unique(return_inverse=True)[1] for part in (values, labels))
-    within = torch.zeros_like(labels) if given is None else given.unique(return_inverse=True)[1]
+    within = torch.zeros_like(labels) if condition is None else condition.unique(return_inverse=True)[1]
     sort = ((within * (int(values.max()) + 1) + values) * (int(labels.max()) + 1) + labels).argsort()
     values, labels, within = values[sort], labels[sort], within[sort]
     both = (values * (int(within.max()) + 1) + within).unique(return_inverse=True)[1]
@@ -268,8 +268,8 @@ def class_name_ratio(directions: Tensor, class_features: Tensor) -> float:
 
 
 def information_excess(
-    values: Tensor, labels: Tensor, given: Tensor | None, seed: int, permutations: int = 200
+    values: Tensor, labels: Tensor, condition: Tensor | None, seed: int, permutations: int = 200
 ) -> float:
     """Information of values about labels, given another concept's values, above that of shuffled labels."""
-    information, shuffled = shuffled_information(values, labels, given, permutations, seed)
+    information, shuffled = shuffled_information(values, labels, condition, permutations, seed)
     return information - float(shuffled.mean())

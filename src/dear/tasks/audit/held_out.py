@@ -74,7 +74,7 @@ class HeldOutScores:
                 scores[way] = _above_limits(self.model, logits, self.mode)
         return scores
 
-    def concerned(self, label: str) -> Tensor:
+    def relevant(self, label: str) -> Tensor:
         """Which images have a label or are answered with it, bool [m]; "" (one label per image): all."""
         if not label:
             return torch.ones(len(self.images), dtype=torch.bool)
@@ -91,7 +91,7 @@ class HeldOutScores:
             if not label:
                 effects.append((way, reliance(self.scores, after, self.labels, way), after.argmax(dim=1)))
                 continue
-            column, rows = self.model.classes.index(label), self.concerned(label)
+            column, rows = self.model.classes.index(label), self.relevant(label)
             has = members(self.images, self.images.classes.index(label))
             before, now = (_with_zero(each[rows, column]) for each in (self.scores, after))
             used = reliance(before, now, (~has[rows]).long(), way)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +13,12 @@ from dear.errors import UsageError
 from dear.report.head_map import HeadMap, head_map
 from dear.report.page import Table, Thumbnail, percent, render, thumbnail
 from dear.shortcuts.find import Shortcut
-from dear.tasks.audit.findings import ConceptFinding, Finding, PropertyFinding
+from dear.tasks.audit.findings import NOT_ASSOCIATED, ConceptFinding, Finding, PropertyFinding
 from dear.tasks.audit.result import Audit
 from dear.tasks.audit.several_labels import label_view, members
 from dear.tasks.explain.explainer import Explainer
 from dear.tasks.explain.explanation import Explanation, Explanations
+from dear.tasks.explain.scores import ScoreParts
 from dear.utils.files import PathLike, write_atomic
 from dear.utils.notices import note
 from dear.utils.progress import Progress
@@ -34,8 +35,10 @@ TERMS = {
     "over the entropy of the labels)",
     "required": "the information that a concept must reach to count as associated: 0.05 more than random "
     "directions of the features, and at least 0.10 more than shuffled labels",
-    "margin lost": "share of the lead of the right answer over the next one that depends on the concept",
-    "shortcut": "associated with the labels, and the model relies on it: without it at least 5 % of the "
+    "effect on the model": "the share of answers that change, and of the margin (the lead of the right "
+    "answer over the next one) that is lost, when the concept is removed from the image feature; it matters "
+    "for concepts that are associated with the labels",
+    "shortcut": "associated with the labels, and the model relies on it: without it at least 5% of the "
     "answers change or half of the margin is lost; for a property, an edit moves answers to the class",
     "shifts scores only": "associated with the labels; without it scores change, but hardly any answer",
     "class-defining": "associated with the labels, but the class names differ in it as well",
@@ -58,8 +61,13 @@ def audit_page(audit: Audit, links: Mapping[str, str] | None = None) -> str:
 
 
 def summary_html(audit: Audit) -> str:
-    """Verdict and table of findings as HTML, for notebooks and the studio."""
-    return render("audit_summary.html", audit=audit, page=AuditPage(audit, {}))
+    """Verdict and findings as HTML, for notebooks and the demo; concepts without association in one line."""
+    others = [one.name for one in audit.findings if one.verdict == NOT_ASSOCIATED]
+    findings = [one for one in audit.findings if one.verdict != NOT_ASSOCIATED]
+    page = AuditPage(audit, {})
+    return render(
+        "audit_summary.html", audit=audit, page=page, table=finding_table(audit, findings), others=others
+    )
 
 
 def _write_explanations(audit: Audit, out: PathLike, progress: Progress) -> dict[str, str]:
@@ -79,7 +87,7 @@ def _write_explanations(audit: Audit, out: PathLike, progress: Progress) -> dict
     links: dict[str, str] = {}
     items: list[Explanation] = []
     try:
-        explainer = Explainer(audit.model, audit.images, audit.roles, progress=progress)
+        explainer = Explainer(ScoreParts(audit.model, audit.images, audit.roles, progress=progress))
         for one, places in chosen.items():
             links[one.name] = f"{page.name}#image-{len(items) + 1}"
             label = one.association.label or None
@@ -91,10 +99,10 @@ def _write_explanations(audit: Audit, out: PathLike, progress: Progress) -> dict
     return links
 
 
-def finding_table(audit: Audit) -> Table:
+def finding_table(audit: Audit, findings: Sequence[Finding]) -> Table:
     """One row per finding, image properties and concepts alike."""
     rows = []
-    for one in audit.findings:
+    for one in findings:
         if isinstance(one, PropertyFinding):
             shortcut, test = one.shortcut, one.test
             effect = (
@@ -105,10 +113,10 @@ def finding_table(audit: Audit) -> Table:
             about, used = one.association, one.reliance
             effect = "" if used is None else f"{percent(used.changed)} of answers change"
             if used is not None and used.shifts:
-                effect += f", margin -{percent(used.lost)}"
+                effect += f", {percent(used.lost)} of the margin is lost"
             name, strength = one.name, about.summary
         rows.append((name, one.title, strength, effect))
-    marks = tuple("best" if one.suspected else "" for one in audit.findings)
+    marks = tuple("best" if one.suspected else "" for one in findings)
     columns = ("finding", "verdict", "association with the labels", "effect on the model")
     shown = 4 if audit.model is not None else 3
     return Table(columns[:shown], tuple(row[:shown] for row in rows), labels=shown, classes=marks)
@@ -127,7 +135,7 @@ class AuditPage:
         what = f"{len(audit.images)} images of {audit.images.name}"
         if audit.model is not None:
             where = "these images" if audit.held_out is None else f"{len(audit.held_out)} held-out images"
-            what += f", and {audit.model.method.title} tested on {where}"
+            what += f", and a model ({audit.model.method.title}) tested on {where}"
         return what + ("." if audit.clip is None else f", with the backbone {audit.clip.name}.")
 
     @property
@@ -147,10 +155,10 @@ class AuditPage:
     @property
     def table(self) -> Table:
         """One row per finding."""
-        return finding_table(self.audit)
+        return finding_table(self.audit, self.audit.findings)
 
     @property
-    def shown(self) -> list[Finding]:
+    def detailed(self) -> list[Finding]:
         """Findings with images: all properties up to a number, and suspected concepts."""
         properties = self.audit.properties[:_CLASSES]
         return [one for one in self.audit.findings if one in properties or one.suspected]
@@ -165,8 +173,8 @@ class AuditPage:
         check = self.audit.check
         if check is None or not check.duplicates:
             return None
-        rows = tuple((pair.first, pair.second, pair.where, pair.kind) for pair in check.duplicates[:_PAIRS])
-        return Table(("image", "near duplicate", "in", "kind"), rows, labels=4)
+        rows = tuple((pair.first, pair.second, pair.where) for pair in check.duplicates[:_PAIRS])
+        return Table(("image", "near duplicate", "in"), rows, labels=3)
 
     @property
     def notes(self) -> dict[str, str]:
@@ -223,7 +231,8 @@ class AuditPage:
 
         def small(index: int, name: str) -> Thumbnail:
             value = about.words[int(about.values[index])]
-            group = () if groups is None else (("soft", f"group {groups[index]}"),)
+            known = value if groups is None else groups[index]
+            group = () if known == value else (("soft", f"group {known}"),)
             return Thumbnail(thumbnail(images.image(index)), f"{name}, {value}", (("name", value), *group))
 
         for label, name in enumerate(images.classes[:_CLASSES]):
@@ -239,7 +248,7 @@ class AuditPage:
             galleries[heading] = tuple(small(index, name) for index in shown)
         return galleries
 
-    def changed(self, one: ConceptFinding) -> tuple[Thumbnail, ...]:
+    def changed_answers(self, one: ConceptFinding) -> tuple[Thumbnail, ...]:
         """Images whose answer changes without the concept, with both answers."""
         audit, shown, answers = self.audit, [], self.audit.answer_words(one)
         images = audit.held_out or audit.images

@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dear.data.duplicates import read_prints
+from dear.data.duplicates import Prints, matching_pairs, read_prints
 from dear.data.images import ImageSet, targets_of
 from dear.runs.model import Model
 from dear.shortcuts.causal import MORE_IMAGES, EditTest, causal_test, edit_held_out
 from dear.shortcuts.find import MIN_IMAGES, Search, Shortcut, search_properties
 from dear.shortcuts.properties import ImageMeasurements, measure_properties
-from dear.tasks.audit.duplicates import near_duplicates
 from dear.tasks.audit.several_labels import (
     label_answers,
     label_set_numbers,
@@ -31,12 +30,11 @@ TESTED = 10  #: findings that are tested by edits, those with the highest scores
 
 @dataclass(frozen=True)
 class Pair:
-    """Two images that are nearly the same."""
+    """Two images that are copies of each other."""
 
     first: str
     second: str
     where: str  #: "training and test" or "two classes"
-    kind: str  #: "copy" or "alike"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +56,8 @@ class ImageCheck:
         if one is None:
             return ""
         return (
-            f"Closest to a finding: {one.class_name}, {one.look} ({one.title}: score {one.score:.2f}, "
-            f"at least {self.search.closest_limit:.2f} is required)."
+            f"Closest to a finding: images of {one.class_name} {one.clause} ({one.title}: score "
+            f"{one.score:.2f}, at least {self.search.closest_limit:.2f} is required)."
         )
 
     def report(self) -> dict[str, Any]:
@@ -81,18 +79,17 @@ def check_properties(images: ImageSet, held_out: ImageSet | None, progress: Prog
     measured = measure_properties(images, progress)
     labels = label_set_numbers(images)
     pairs = [
-        Pair(images.key(one.first), images.key(one.second), "two classes", one.kind)
-        for one in near_duplicates(measured.prints, labels=labels, progress=progress)
+        Pair(images.key(first), images.key(second), "two classes")
+        for first, second in _copies(measured.prints, None, progress)
+        if labels[first] != labels[second]
     ]
     compared = None
     if held_out is not None:
         readable, prints = read_prints(held_out)
         compared = len(readable)
         pairs += [
-            Pair(
-                images.key(one.first), held_out.key(int(readable[one.second])), "training and test", one.kind
-            )
-            for one in near_duplicates(measured.prints, prints, progress=progress)
+            Pair(images.key(first), held_out.key(int(readable[second])), "training and test")
+            for first, second in _copies(measured.prints, prints, progress)
         ]
     counts = [int(members(images, label).sum()) for label in range(len(images.classes))]
     few = tuple(name for name, count in zip(images.classes, counts, strict=True) if count < MIN_IMAGES)
@@ -101,6 +98,16 @@ def check_properties(images: ImageSet, held_out: ImageSet | None, progress: Prog
     else:
         search = search_properties(measured, labels, images.classes)
     return ImageCheck(measured, search, tuple(pairs), few, compared)
+
+
+def _copies(first: Prints, second: Prints | None, progress: Progress) -> list[tuple[int, int]]:
+    """Indices of the pairs of copies in two sets, or within the first, the most similar ones first."""
+    difference: dict[tuple[int, int], float] = {}
+    for rows, columns, apart in matching_pairs(first, second, progress):
+        difference |= dict(
+            zip(zip(rows.tolist(), columns.tolist(), strict=True), apart.tolist(), strict=True)
+        )
+    return sorted(difference, key=lambda pair: (difference[pair], pair))
 
 
 def edit_tests(

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -54,9 +53,6 @@ from dear.utils.files import PathLike, check_output
 from dear.utils.notices import note
 from dear.utils.progress import Progress, silent
 from dear.utils.text import fill_template
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -188,9 +184,11 @@ def _open(
         return data, None
     if data is None:
         if model is None:
-            raise UsageError("name a run folder, or images with --data")
+            raise UsageError("audit needs a run or data, got neither; name a run folder, or images")
         if model.spec is None:
-            raise UsageError("the model does not name its training images; pass data")
+            raise UsageError(
+                "data must name images, because the model does not know its training images; pass data"
+            )
         if split != "train":
             return run_images(model.spec, split), None
         images, open_tests = training_images(model.spec), partial(run_images, model.spec)
@@ -239,7 +237,7 @@ def _audit_concepts(
             scores = tested.scores_without(ways)
             for place, one in enumerate(judged):
                 label = one.association.label
-                if (everything or one.verdict == ASSOCIATED) and bool(tested.concerned(label).any()):
+                if (everything or one.verdict == ASSOCIATED) and bool(tested.relevant(label).any()):
                     way, used, without[one.name] = tested.effect(scores, label)
                     removals[one.name] = ways[way]
                     judged[place] = judge(one.association, used, heads, tests, images.classes)

@@ -130,7 +130,7 @@ def explain_away(
                 one.association, directions[one.name], directions[other.name], features, labels, seed
             )
             if remaining < MIN_REMAINING_ASSOCIATION:
-                changed[one.name] = _explained(one, other.name, added, remaining)
+                changed[one.name] = _explained_by(one, other.name, added, remaining)
                 break
         else:
             strong.append(one)
@@ -154,7 +154,7 @@ def _remaining_association(
     )
 
 
-def _explained(one: ConceptFinding, name: str, added: float, remaining: float) -> ConceptFinding:
+def _explained_by(one: ConceptFinding, name: str, added: float, remaining: float) -> ConceptFinding:
     sentence = (
         f"{one.name} is associated with the labels through {name}: among images with the same {name} it adds "
         f"{max(added, 0.0):.2f} to the normalized mutual information, and without the directions of {name} "

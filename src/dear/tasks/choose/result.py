@@ -69,7 +69,7 @@ class Choice:
         alike = [one.title for one in self.candidates if one is not self.pick and _as_good(one, self.pick)]
         text = f"Use {self.pick.title}."
         if alike:
-            text += f" On this number of images it does not differ significantly from {listed(alike)}."
+            text += f" On this number of images it does not differ significantly from {join_names(alike)}."
         if self.pick_for_new is not None and self.pick_for_new is not self.pick:
             text += f" Use {self.pick_for_new.title} if you will add classes later."
         return text
@@ -142,10 +142,10 @@ def _as_good(one: Candidate, best: Candidate) -> bool:
     return wins + losses == 0 or binomtest(wins, wins + losses).pvalue >= DOUBT
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Names as text.
 
-    >>> listed(["a"]), listed(["a", "b", "c"])
+    >>> join_names(["a"]), join_names(["a", "b", "c"])
     ('a', 'a, b and c')
     """
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from dear.methods import find_method
 from dear.runs.folder import check_folder
 from dear.runs.spec import Spec
 from dear.tasks.adapt import adapt as train
-from dear.tasks.choose.result import Candidate, Choice, listed
+from dear.tasks.choose.result import Candidate, Choice, join_names
 from dear.train.crossval import HeldOut, Trials, image_folds, predict_held_out, predict_held_out_classes
 from dear.train.fit import trials_of
 from dear.train.frozen import FrozenViews, reads_features, shared_views
@@ -34,9 +34,6 @@ from dear.utils.files import PathLike
 from dear.utils.pairs import split_names
 from dear.utils.progress import Progress, silent
 from dear.utils.text import format_duration
-
-if TYPE_CHECKING:
-    pass
 
 METHODS = ("zeroshot", "linear-probe", "tip-adapter-f", "proker", "lp-plus-plus", "dear", "mmrl")
 """The methods that are compared: those that learn from frozen features first, slow ones last."""
@@ -100,14 +97,15 @@ def choose(
     names = split_names(methods) if isinstance(methods, str) else METHODS if methods is None else methods
     kinds = [find_method(name) for name in names]
     if not kinds:
-        raise UsageError("name at least one method to compare")
+        raise UsageError("methods must name at least 1 method, got none")
     if folds < 2:
         raise UsageError(f"folds must be at least 2, got {folds}")
     if not (minutes > 0 and math.isfinite(minutes)):
         raise UsageError(f"minutes must be a positive number, got {minutes}")
     if out is not None and not adapt:
         raise UsageError(
-            "out names the run folder that adapt writes, and adapt is not set", hint="choose-adapt"
+            "out needs adapt, which trains the recommended method; set adapt or leave out out",
+            hint="choose-adapt",
         )
     if out is not None:
         check_folder(out, resume=False)
@@ -135,9 +133,9 @@ def choose(
             f"{images.name}: every class has a single image (copies are not counted), so none can be held "
             "out to compare methods; add a second image to some classes"
         )
-    tried, cached = list[Candidate](), list[FrozenViews | None]()
+    candidates, cached = list[Candidate](), list[FrozenViews | None]()
     for kind in kinds:
-        progress(kind.name, len(tried), len(kinds))
+        progress(kind.name, len(candidates), len(kinds))
         role_map = roles if kind.uses_roles and isinstance(roles, RoleMap) else None
         job = prepare(
             spec.changed(method=kind.name),
@@ -147,18 +145,18 @@ def choose(
             roles=role_map,
             duplicates=first.duplicates,
         )
-        tried.append(_try(job, folds, began + 60 * minutes, cached))
+        candidates.append(_cross_validate(job, folds, began + 60 * minutes, cached))
     progress(kinds[-1].name, len(kinds), len(kinds))
-    done = [one for one in tried if one.trained is not None]
-    if not done:
-        reasons = "; ".join(f"{one.title} {one.skipped}" for one in tried)
+    compared = [one for one in candidates if one.trained is not None]
+    if not compared:
+        reasons = "; ".join(f"{one.title} {one.skipped}" for one in candidates)
         raise UsageError(f"no method could be compared in {minutes:g} minutes ({reasons}); allow more time")
-    open_ones = [one for one in done if one.new is not None]
+    on_new = [one for one in compared if one.new is not None]
     choice = Choice(
-        tuple(tried),
-        _best(done, "trained"),
-        _best(open_ones, "new") if open_ones else None,
-        tuple(_notes(first, folds, tried)),
+        tuple(candidates),
+        _best(compared, "trained"),
+        _best(on_new, "new") if on_new else None,
+        tuple(_notes(first, folds, candidates)),
         time.monotonic() - began,
     )
     if not adapt:
@@ -180,7 +178,7 @@ def choose(
     return replace(choice, run=model)
 
 
-def _try(job: Job, folds: int, deadline: float, cached: list[FrozenViews | None]) -> Candidate:
+def _cross_validate(job: Job, folds: int, deadline: float, cached: list[FrozenViews | None]) -> Candidate:
     """Cross-validate one method, unless that would take longer than the time that remains."""
     method, began = job.method, time.monotonic()
     candidate = Candidate(job.spec.method, method.title, job.spec.preset)
@@ -217,11 +215,11 @@ def _views(job: Job, cached: list[FrozenViews | None]) -> FrozenViews | None:
 def _on_new(job: Job, trials: Trials) -> Tensor | None:
     """Right or wrong on images of held-out classes, answered among those; None: too few classes."""
     mode, parts = job.method.modes[0], []
-    for turn in predict_held_out_classes(job.method, trials):
-        first = len(turn.trained)
-        in_group = turn.labels >= first
-        if len(turn.new) > 1:
-            parts.append(turn.logits[mode][in_group, first:].argmax(dim=1) == turn.labels[in_group] - first)
+    for split in predict_held_out_classes(job.method, trials):
+        first = len(split.trained)
+        in_group = split.labels >= first
+        if len(split.new) > 1:
+            parts.append(split.logits[mode][in_group, first:].argmax(dim=1) == split.labels[in_group] - first)
     return torch.cat(parts) if parts else None
 
 
@@ -239,7 +237,7 @@ def _best(candidates: Sequence[Candidate], column: str) -> Candidate:
     return min(near, key=lambda one: one.seconds)
 
 
-def _notes(job: Job, folds: int, tried: Sequence[Candidate]) -> list[str]:
+def _notes(job: Job, folds: int, candidates: Sequence[Candidate]) -> list[str]:
     """What the reader should know about the data."""
     images = job.images
     counts = torch.bincount(images.labels, minlength=len(images.classes))
@@ -256,7 +254,7 @@ def _notes(job: Job, folds: int, tried: Sequence[Candidate]) -> list[str]:
             f"with {len(images.classes)} classes none can be held out, so accuracy on new classes is not "
             "estimated; four are needed"
         )
-    untried = [one.title for one in tried if one.skipped is not None]
-    if untried:
-        notes.append(f"{listed(untried)}: skipped for lack of time; one of them may be more accurate")
+    skipped = [one.title for one in candidates if one.skipped is not None]
+    if skipped:
+        notes.append(f"{join_names(skipped)}: skipped for lack of time; one of them may be more accurate")
     return notes

@@ -75,25 +75,26 @@ def truth_rows(known: KnownImages) -> tuple[TruthRow, ...]:
 def retrieval_facts(known: KnownImages, roles: RoleMap) -> RetrievalFacts:
     """Precision of retrieval in each concept, with every image as the query."""
     rng, keys = random.Random(1), [key for key, _ in roles]
-    whole = F.normalize(known.collected.features - known.collected.features.mean(dim=0), dim=-1)
+    unit_features = F.normalize(known.collected.features - known.collected.features.mean(dim=0), dim=-1)
     rows, spaces = [], {}
     for concept, heads in known.heads.items():
         shown = (known.values[concept] >= 0).nonzero()[:, 0]
         values = known.values[concept][shown]
         spaces[concept], _ = head_space(known.collected, heads)
-        drawn = [head_space(known.collected, rng.sample(keys, len(heads)))[0] for _ in range(DRAWS)]
+        random_spaces = [head_space(known.collected, rng.sample(keys, len(heads)))[0] for _ in range(DRAWS)]
         by_heads, by_whole, *by_random = (
-            precision_at(space[shown], values, NEIGHBORS) for space in (spaces[concept], whole, *drawn)
+            precision_at(space[shown], values, NEIGHBORS)
+            for space in (spaces[concept], unit_features, *random_spaces)
         )
         chance = float(((torch.bincount(values).double() / len(values)) ** 2).sum())
         rows.append(PrecisionRow(concept, len(heads), by_heads, by_whole, sum(by_random) / DRAWS, chance))
-    query = _typical(known, spaces, rows)
+    query = _typical_query(known, spaces, rows)
     most_similar = {
-        concept: tuple(_shown(known, place, query, concept) for place in _nearest(space, query))
+        concept: tuple(_thumbnail(known, place, query, concept) for place in _nearest(space, query))
         for concept, space in spaces.items()
     }
     return RetrievalFacts(
-        len(known.scenes), NEIGHBORS, tuple(rows), _shown(known, query, query), most_similar
+        len(known.scenes), NEIGHBORS, tuple(rows), _thumbnail(known, query, query), most_similar
     )
 
 
@@ -104,7 +105,7 @@ def _nearest(space: Tensor, query: int) -> list[int]:
     return near.topk(NEIGHBORS).indices.tolist()
 
 
-def _typical(known: KnownImages, spaces: Mapping[str, Tensor], rows: Sequence[PrecisionRow]) -> int:
+def _typical_query(known: KnownImages, spaces: Mapping[str, Tensor], rows: Sequence[PrecisionRow]) -> int:
     """The image whose own precision is nearest to the means, among photos that show all attributes."""
     shown = torch.stack([values >= 0 for values in known.values.values()]).all(dim=0)
     candidates = (shown & (known.scenes.style == 0) & (known.scenes.count == 1)).nonzero()[:, 0].tolist()
@@ -120,7 +121,7 @@ def _typical(known: KnownImages, spaces: Mapping[str, Tensor], rows: Sequence[Pr
     return int(min(candidates, key=distance))
 
 
-def _shown(known: KnownImages, place: int, query: int, concept: str | None = None) -> Thumbnail:
+def _thumbnail(known: KnownImages, place: int, query: int, concept: str | None = None) -> Thumbnail:
     """An image with its attributes; with a concept only that one, marked right where the query has it."""
     pixels = world.render(known.scenes[slice(place, place + 1)])[0]  # uint8 [3, S, S]
     image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy(), "RGB")

@@ -17,9 +17,9 @@ from dear.tasks.demo.facts import (
     ShortcutFacts,
     TaskFacts,
 )
-from dear.tasks.explain.page import section
+from dear.tasks.explain.page import explanation_values
 from dear.tasks.run_report.facts import Compared
-from dear.tasks.run_report.page import gallery
+from dear.tasks.run_report.page import gallery, spread_rows
 from dear.utils.files import write_atomic
 
 TERMS = {
@@ -50,7 +50,7 @@ def demo_page(facts: DemoFacts) -> str:
         "demo.html",
         title="dear: adapting a CLIP head by head",
         facts=facts,
-        explained=[section(one, title) for title, one in facts.explained.items()],
+        explained=[explanation_values(one, title) for title, one in facts.explained.items()],
         terms=TERMS,
         tiles=_tiles(facts),
         kinds=kind_meanings(),
@@ -65,7 +65,7 @@ def demo_page(facts: DemoFacts) -> str:
         tasks=[_task(task) for task in facts.tasks],
         shortcut=_shortcut(facts.shortcut),
         concepts=_concepts(facts.shortcut),
-        now_right=_changed(facts.shortcut.compared)["fixed"],
+        now_right=_changed_images(facts.shortcut.compared)["fixed"],
         focus=_focus(facts.focus),
         focus_figure=figures.accuracy_bars(
             {
@@ -127,19 +127,21 @@ def _task(task: TaskFacts) -> dict[str, object]:
         "used": task.used,
         "bars": bars,
         "table": _accuracies(task.rows),
-        "parts": {"trained": _changed(task.trained), "new": _changed(task.new)},
+        "parts": {"trained": _changed_images(task.trained), "new": _changed_images(task.new)},
         "worse": Table(("class", "zero-shot", task.used.title), tuple(worse)),
         "weights": figures.fusion_weights(task.run.fusion_weights),
     }
 
 
-def _changed(compared: Compared) -> dict[str, object]:
+def _changed_images(compared: Compared) -> dict[str, object]:
     """How many images were fixed and broken, and a few of them."""
     groups = compared.changes()
-    some = {name: rows[:: max(1, len(rows) // CHANGED)][:CHANGED] for name, rows in groups.items()}
     return {
         "counts": (len(groups["fixed"]), len(groups["broken"])),
-        **{name: gallery(compared, some[name], before=True) for name in ("fixed", "broken")},
+        **{
+            name: gallery(compared, spread_rows(groups[name], CHANGED), "before")
+            for name in ("fixed", "broken")
+        },
     }
 
 

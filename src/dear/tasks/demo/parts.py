@@ -125,7 +125,7 @@ def shortcut_parts(
         examples=tuple(_example(audited.images, label) for label in range(len(audited.images.classes))),
         compared=Compared(test, after, before, after.pick(None)),
     )
-    return facts, _explained(model, test, before, home)
+    return facts, _explain_two(model, test, before, home)
 
 
 def _share(evaluation: Evaluation, rows: torch.Tensor) -> float:
@@ -133,7 +133,7 @@ def _share(evaluation: Evaluation, rows: torch.Tensor) -> float:
     return float((evaluation.answers[evaluation.pick(None)] == evaluation.labels)[rows].double().mean())
 
 
-def _explained(
+def _explain_two(
     model: Model, test: ImageSet, evaluation: Evaluation, home: torch.Tensor
 ) -> dict[str, Explanation]:
     """Why the first right answer at a place of training, and why the first wrong one, are as they are."""
@@ -158,9 +158,9 @@ def focus_facts(clip: Clip, roles: RoleMap, size: Size) -> FocusFacts:
     test = _first(test, test.labels.tolist(), size.focus_images)
     heads = len(roles.select("core", FOCUS_ROLE))
     ways = {
-        "the whole feature": (None, roles),
-        f"and the {heads} {FOCUS_ROLE} heads": (FOCUS_ROLE.lower(), roles),
-        f"and {heads} random heads": (FOCUS_ROLE.lower(), roles.shuffled(SEED)),
+        "whole feature": (None, roles),
+        f"whole feature and {heads} {FOCUS_ROLE} heads": (FOCUS_ROLE.lower(), roles),
+        f"whole feature and {heads} random heads": (FOCUS_ROLE.lower(), roles.shuffled(SEED)),
     }
     accuracies = {}
     for title, (focus, role_map) in ways.items():

@@ -23,7 +23,7 @@ from dear.tasks.audit.task import audit
 from dear.tasks.demo.parts import PrintLine, TimedParts
 from dear.tasks.evaluate import open_held_out
 from dear.tasks.explain.explanation import Explanations
-from dear.tasks.explain.page import section
+from dear.tasks.explain.page import explanation_values
 from dear.tasks.explain.task import explainer_of
 from dear.tasks.load import load_backbone
 from dear.tasks.roles.evidence import measure_heads
@@ -37,6 +37,13 @@ from dear.utils.files import PathLike, check_output, write_atomic, write_json
 
 METHODS = ("proker", "linear-probe")  #: seconds each; the second is decomposed exactly, so it is explained
 SHOTS, SEED = 16, 1
+TERMS = {
+    "zero-shot": "the frozen backbone, before adaptation: it compares an image with a prompt for each class",
+    "accuracy": "the share of test images with the right answer; points are differences in percent",
+    "shortcut": "something other than the class that is associated with the labels, and that the model uses",
+    "head": "one of the parallel attention units of a layer; each adds a vector to the image feature",
+    "MLPs": "the parts of the layers outside the heads",
+}
 _TEST_IMAGES, _SHOWN_IMAGES, _CHANGED = 500, 300, 6
 
 
@@ -51,7 +58,7 @@ class PhotoDemo:
     explained: Explanations  #: one right and one wrong answer, where there are both
     roles: RoleMap
     seconds: Mapping[str, float] = field(default_factory=dict)  #: per part of the demo
-    next_steps: tuple[str, ...] = ()  #: commands to go on with
+    next_steps: Mapping[str, str] = field(default_factory=dict)  #: what to do next -> the command
 
     @property
     def best(self) -> RunFacts:
@@ -145,12 +152,12 @@ def photo_demo(
         progress(f"   {one.image}: {one.sentence}")
     photos, weights = shlex.quote(str(data)), shlex.quote(str(clip.name if clip is backbone else backbone))
     first = shlex.quote(str(folder / f"run-{METHODS[0]}"))
-    steps = (
-        f"dear predict {first} image.jpg",
-        f"dear evaluate {first} --data {photos}",
-        f"dear choose --data {photos} --backbone {weights}",
-        f"dear data check {photos} --backbone {weights}",
-    )
+    steps = {
+        "Answer new images:": f"dear predict {first} image.jpg",
+        "Measure accuracy per class:": f"dear evaluate {first} --data {photos}",
+        "Compare more methods on your images:": f"dear choose --data {photos} --backbone {weights}",
+        "List labels that look wrong:": f"dear data check {photos} --backbone {weights}",
+    }
     result = PhotoDemo(train.name, clip.name, runs, audited, explained, roles, timed.seconds, steps)
     progress("5. Pages")
     with timed("pages"):
@@ -207,11 +214,12 @@ def photo_page(demo: PhotoDemo) -> str:
             (str(len(compared.labels)), "test images"),
         ],
         accuracies=Table(("method", "accuracy", "zero-shot"), tuple(rows), classes=tuple(marks)),
-        fixed=gallery(compared, spread_rows(groups["fixed"])[:_CHANGED], before=True),
+        fixed=gallery(compared, spread_rows(groups["fixed"], _CHANGED), "before"),
         wrong=gallery(compared, compared.most_wrong(_CHANGED)),
         audit_html=summary_html(demo.audit),
-        explained=[section(one) for one in demo.explained],
+        explained=[explanation_values(one) for one in demo.explained],
         caveat=caveat,
-        map=None if demo.roles.is_informative() is False else head_map(demo.roles),
+        terms=TERMS,
+        map=None if demo.roles.caveat() else head_map(demo.roles),
         kinds=kind_meanings(),
     )

@@ -135,14 +135,14 @@ def run_shards(
     need_pyarrow()
     _claim(job)
     missing = [shard for shard in range(job.shards) if not job.part(shard).exists()]
-    there = job.shards - len(missing)
-    progress("shards", there, job.shards)
+    finished = job.shards - len(missing)
+    progress("shards", finished, job.shards)
     images = 0
     if job.engine == "ray":
         counts = map_items(partial(_on_worker, job, make_compute), missing, job.workers)
     else:
-        counts = _here(job, make_compute(), missing, device)
-    for done, count in enumerate(counts, there + 1):
+        counts = _on_this_machine(job, make_compute(), missing, device)
+    for done, count in enumerate(counts, finished + 1):
         images += count
         progress("shards", done, job.shards)
     return images
@@ -174,7 +174,7 @@ def _claim(job: ShardJob) -> None:
         )
 
 
-def _here(
+def _on_this_machine(
     job: ShardJob, compute: Compute, shards: Sequence[int], device: torch.device | None
 ) -> Iterator[int]:
     """Shards in order: while one is computed, the last one is written and the next one's images are read."""

@@ -66,31 +66,31 @@ class Source:
 def open_source(data: PathLike | Sequence[Any] | ImageSet, root: PathLike | None = None) -> Source:
     """What `embed` takes: a path or name of images, labeled or not; images in a list; an image set."""
     if isinstance(data, ImageSet):
-        return _labeled(data)
+        return _labeled_source(data)
     if is_frame(data):
-        return _labeled(open_data(data, "all", root=root))
+        return _labeled_source(open_data(data, "all", root=root))
     if not isinstance(data, str | os.PathLike):
         items = as_images(data)
         if all(isinstance(item, str | os.PathLike) for item in items):
             items = tuple(find_images([os.fspath(item) for item in items]))  # type: ignore[arg-type]
-        return _listed(items)
+        return _list_source(items)
     path = Path(data).expanduser()
     if is_tar(path):
-        return _tars(path)
+        return _tar_source(path)
     if path.suffix.lower() in (".csv", ".parquet"):
-        names = _columns_of(path)
+        names = _lower_column_names(path)
         if "path" in names and not set(BOX) & set(names):
-            return _listed(_table_paths(path, root), known_columns(path))
+            return _list_source(_table_paths(path, root), known_columns(path))
         if path.suffix.lower() == ".parquet" and IMAGE in names and "path" not in names:
-            return _cells(path, Path(root) if root is not None else path.parent)
+            return _parquet_source(path, Path(root) if root is not None else path.parent)
         if "path" not in names:
             raise DataError(f"{path}: has no column path; it has {', '.join(names)}")
     elif os.path.isfile(path) and path.suffix.lower() not in (".jsonl", ".ndjson", ".json"):
-        return _listed([os.fspath(data)])
+        return _list_source([os.fspath(data)])
     elif _is_folder(path):
-        files = _folder(path)
-        return _listed(files, folder_columns(path, files))
-    return _labeled(open_data(data, "all", root=root), str(data))
+        files = _folder_files(path)
+        return _list_source(files, folder_columns(path, files))
+    return _labeled_source(open_data(data, "all", root=root), str(data))
 
 
 def _is_folder(path: Path) -> bool:
@@ -98,14 +98,14 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not is_dataset(str(path))
 
 
-def _listed(items: Sequence[Any], columns: Columns | None = None) -> Source:
+def _list_source(items: Sequence[Any], columns: Columns | None = None) -> Source:
     images = unlabeled_images(items)
     names = [name_of(item) for item in items]
     files = [os.fspath(item) for item in items if isinstance(item, str | os.PathLike)]
     return Source(images, names, columns or {}, files)
 
 
-def _labeled(images: ImageSet, spec: str | None = None) -> Source:
+def _labeled_source(images: ImageSet, spec: str | None = None) -> Source:
     """The images of a set with the names of their classes."""
     places = range(len(images))
     labels = [label_text(images, place, ";") for place in places]
@@ -117,15 +117,15 @@ def _labeled(images: ImageSet, spec: str | None = None) -> Source:
     return Source(images, names, {"label": labels}, [spec] if spec is not None else [])
 
 
-def _tars(path: Path) -> Source:
+def _tar_source(path: Path) -> Source:
     reader, labels = read_tars(path)
     known = {"label": list(labels.values())} if any(label is not None for label in labels.values()) else {}
     files = [str(path)] if path.is_file() else sorted(str(file) for file in path.iterdir())
     return Source(_unlabeled_cells(reader, len(labels), path.stem), list(labels), known, files)
 
 
-def _cells(path: Path, root: Path) -> Source:
-    reader = ParquetCells(path, next(n for n in _names(path) if n.lower() == IMAGE), root)
+def _parquet_source(path: Path, root: Path) -> Source:
+    reader = ParquetCells(path, next(n for n in _column_names(path) if n.lower() == IMAGE), root)
     images = _unlabeled_cells(reader, len(reader), path.stem)
     names = [images.key(place) for place in range(len(images))]
     return Source(images, names, known_columns(path), [str(path)])
@@ -136,7 +136,7 @@ def _unlabeled_cells(reader: Any, count: int, name: str) -> CellImages:
     return CellImages(name, ("image",), TEMPLATE, reader, tuple(range(count)), labels)
 
 
-def _folder(path: Path) -> list[str]:
+def _folder_files(path: Path) -> list[str]:
     try:
         return find_images([str(path)])
     except InputError as error:
@@ -163,7 +163,7 @@ def folder_columns(path: Path, images: Sequence[str]) -> dict[str, list[str | No
 
 def known_columns(path: Path) -> dict[str, list[str | None]]:
     """Label, split, domain and group of a table, as texts."""
-    table = _read_table(path, [name for name in _names(path) if name.lower() in KEPT])
+    table = _read_table(path, [name for name in _column_names(path) if name.lower() in KEPT])
     lower = {name.lower(): table.column(name).to_pylist() for name in table.column_names}
     columns = {new: lower[old] for old, new in KEPT.items() if old in lower}
     return {name: [_as_text(value) for value in values] for name, values in columns.items()}
@@ -178,18 +178,18 @@ def _as_text(value: Any) -> str | None:
 
 def _table_paths(path: Path, root: PathLike | None) -> list[str]:
     """The column `path` of a table; relative paths start at `root` or the table's folder."""
-    name = next(name for name in _names(path) if name.lower() == "path")
+    name = next(name for name in _column_names(path) if name.lower() == "path")
     values = _read_table(path, [name]).column(0).to_pylist()
     if not values:
         raise DataError(f"{path}: the table has no rows")
     return [os.path.join(path.parent if root is None else root, str(value)) for value in values]
 
 
-def _columns_of(path: Path) -> list[str]:
-    return [name.lower() for name in _names(path)]
+def _lower_column_names(path: Path) -> list[str]:
+    return [name.lower() for name in _column_names(path)]
 
 
-def _names(path: Path) -> list[str]:
+def _column_names(path: Path) -> list[str]:
     """Columns of a table, as it writes them."""
     need_pyarrow()
     import pyarrow.csv

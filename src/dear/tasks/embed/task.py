@@ -240,16 +240,16 @@ def embed(
     if out is not None and not isinstance(data, str | os.PathLike):
         raise UsageError("out needs a folder or a table of images; leave it out for images in memory")
     source = open_source(data, data_root)
-    question, here = make()
+    question, compute = make()
     if out is None:
-        computed = here(source.images, range(len(source.names)))
+        computed = compute(source.images, range(len(source.names)))
         columns = {"path": source.names, **source.columns, **computed}
         return Embeddings(columns, computed=len(source.names))
     question["columns"] = ",".join(source.columns)
     job = ShardJob(source, Path(out), question, shard, engine, workers)
-    made = (lambda: make()[1]) if engine == "ray" else (lambda: here)
+    make_compute = (lambda: make()[1]) if engine == "ray" else (lambda: compute)
     try:
-        done = run_shards(job, made, progress, torch.device(device))
+        done = run_shards(job, make_compute, progress, torch.device(device))
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command computes the remaining shards") from None
     return Embeddings(path=Path(out), computed=done)

@@ -1,4 +1,4 @@
-"""Answers without something: without the heads of a role, or without a concept."""
+"""Answers without the heads of a role, and without a concept."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Counterfactuals:
         if reference is None:
             return [], []
         groups = [
-            self._changed(name, trace.without(heads, reference.means), pairs, logits, len(heads))
+            self._counterfactuals(name, trace.without(heads, reference.means), pairs, logits, len(heads))
             for name, heads in self.scores.groups.named.items()
         ]
         concepts = []
@@ -59,10 +59,10 @@ class Counterfactuals:
             nearest = (features @ (texts - texts.mean(0)).T).argmax(-1).tolist()
             values = [words[place] for place in nearest]
             share = float(span.trace()) / len(span)
-            concepts.append(self._changed(name, new, pairs, logits, len(heads), share, values))
+            concepts.append(self._counterfactuals(name, new, pairs, logits, len(heads), share, values))
         return groups, concepts
 
-    def _changed(
+    def _counterfactuals(
         self,
         name: str,
         new: Tensor,

@@ -15,7 +15,7 @@ from dear.data.images import ImageSet, targets_of
 from dear.errors import DataError, UsageError
 from dear.tasks.explain.explainer import Explainer
 from dear.tasks.explain.scores import BATCH
-from dear.utils.files import PathLike
+from dear.utils.files import PathLike, write_atomic
 from dear.utils.progress import Progress
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dear.runs.model import Model
 
 
+UNUSUAL = 12  #: images answered for an unusual reason, at most
 MISSED = -1  #: the answer for a label that is not answered
 
 
@@ -106,21 +107,19 @@ class SetExplanation:
         )
 
     def _repr_html_(self) -> str:
-        from dear.report.page import framed  # plotly, which a service does not need
-        from dear.tasks.explain.page import set_html
+        from dear.report.page import iframe  # plotly, which a service does not need
+        from dear.tasks.explain.page import set_page
 
-        return framed(set_html(self))
+        return iframe(set_page(self))
 
     def write_page(self, path: PathLike) -> None:
         """Write the page to a file, whole or not at all."""
-        from dear.tasks.explain.page import write_explain_page
+        from dear.tasks.explain.page import set_page
 
-        write_explain_page(self, path)
+        write_atomic(path, set_page(self))
 
 
-def explain_set(
-    explainer: Explainer, images: ImageSet, progress: Progress | None = None, most: int = 12
-) -> SetExplanation:
+def explain_set(explainer: Explainer, images: ImageSet, progress: Progress | None = None) -> SetExplanation:
     """Decompose the answers for a labeled set, and find those with an unusual mixture of parts.
 
     The mixture of an image is compared with those of all images with the same answer: how far each part is
@@ -131,16 +130,7 @@ def explain_set(
         UsageError: the set has classes that the model does not have.
         DataError: no image can be read.
     """
-    model = explainer.model
-    if model.method.several:
-        images, labels, known = _each_label(model, images)
-    else:
-        known, labels = model.for_labels(images)
-    if known is not model:
-        raise UsageError(
-            f"{images.name}: has classes that the model does not know; explain images of the trained classes "
-            f"({', '.join(model.classes[:8])})"
-        )
+    images, labels = _labels_among(explainer.model, images)
     notices: list[str] = []
 
     def run(some: ImageSet, rows: list[int]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
@@ -166,16 +156,16 @@ def explain_set(
     values = torch.cat([part[1] for part in parts])[keep]
     distances = torch.zeros(len(keep), dtype=torch.float64)
     kept_labels = labels.cpu()[keep]
-    groups = kept_labels if model.method.several else answers
+    groups = kept_labels if explainer.scores.several else answers
     for group in groups.unique().tolist():
         same = groups == group
         if int(same.sum()) > 2:
             spread = values[same].std(0).clamp(min=1e-9)
             distances[same] = ((values[same] - values[same].mean(0)) / spread).square().mean(-1).sqrt()
-    order = distances.argsort(descending=True, stable=True)[:most].tolist()
+    order = distances.argsort(descending=True, stable=True)[:UNUSUAL].tolist()
     return SetExplanation(
         images if len(keep) == len(images) else images.subset(keep),
-        model.classes,
+        explainer.model.classes,
         parts[0][2],
         kept_labels,
         answers,
@@ -188,14 +178,24 @@ def explain_set(
     )
 
 
-def _each_label(model: Model, images: ImageSet) -> tuple[ImageSet, Tensor, Model | None]:
-    """The images once for each of their labels, these labels [n], and the model if it has all of them."""
+def _labels_among(model: Model, images: ImageSet) -> tuple[ImageSet, Tensor]:
+    """The images and their labels [n] among the classes of a model; of several labels, one image per label.
+
+    Raises:
+        UsageError: the set has classes that the model does not have.
+    """
+    numbers = {name: number for number, name in enumerate(model.classes)}
+    unknown = next((name for name in images.classes if name not in numbers), None)
+    if unknown is not None:
+        raise UsageError(
+            f"{images.name}: classes must be those of the model ({', '.join(model.classes[:8])}), got "
+            f"{unknown!r}; explain images of these classes"
+        )
+    if not model.method.several:
+        return images, model.for_labels(images)[1]
     targets = targets_of(images)
     if targets is None:
         targets = F.one_hot(images.labels, len(images.classes)).bool()
     rows, columns = targets.cpu().nonzero().unbind(1)
-    numbers = {name: number for number, name in enumerate(model.classes)}
-    if not len(rows) or any(name not in numbers for name in images.classes):
-        return images, columns, None
-    labels = torch.tensor([numbers[name] for name in images.classes])[columns]
-    return images.subset(rows.tolist()), labels, model
+    of_model = torch.tensor([numbers[name] for name in images.classes])
+    return images.subset(rows.tolist()), of_model[columns]

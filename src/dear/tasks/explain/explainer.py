@@ -12,7 +12,6 @@ both are absolute, because labels do not compete.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
@@ -21,7 +20,6 @@ from torch import Tensor
 from dear.data.batches import Images, image_set, over_batches, pixels_for
 from dear.data.images import ImageSet
 from dear.errors import UsageError
-from dear.heads.roles import RoleMap
 from dear.tasks.explain.counterfactuals import Counterfactuals
 from dear.tasks.explain.explanation import (
     AVERAGE,
@@ -32,60 +30,21 @@ from dear.tasks.explain.explanation import (
     Explanations,
     HeadPart,
 )
-from dear.tasks.explain.groups import EARLY, HeadGroups
+from dear.tasks.explain.groups import EARLY
 from dear.tasks.explain.neighbors import Neighbors
 from dear.tasks.explain.parts import Parts, Trace, smooth
 from dear.tasks.explain.scores import BATCH, ScoreParts
 from dear.utils.progress import Progress
 
-if TYPE_CHECKING:
-    from dear.methods.base import Method
-    from dear.runs.model import Model
-
 _TOP_HEADS = 6
 
 
 class Explainer:
-    """Explains the answers of a model.
+    """Explains the answers of a model from the parts of its scores."""
 
-    Args:
-        model: what answers.
-        reference: images to compare with, usually the training images: parts are relative to their mean
-            over them, heads are replaced by their mean. Unreadable ones are skipped. None: parts are
-            absolute, and there are no answers without something.
-        roles: role map; None: the method's, or the backbone's own.
-        mode: way to predict; None: the usual one.
-        progress: called with ("reference", images done, images in all).
-
-    Raises:
-        UsageError: the backbone pools its tokens by attention.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        reference: ImageSet | None = None,
-        roles: RoleMap | None = None,
-        mode: str | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        self.scores = ScoreParts(model, reference, roles, mode, progress)
-        self.counterfactuals, self._neighbors = Counterfactuals(self.scores), Neighbors(self.scores)
-
-    @property
-    def model(self) -> Model:
-        """What answers."""
-        return self.scores.model
-
-    @property
-    def method(self) -> Method:
-        """Its method."""
-        return self.scores.method
-
-    @property
-    def groups(self) -> HeadGroups:
-        """The groups of heads that bars stand for."""
-        return self.scores.groups
+    def __init__(self, scores: ScoreParts) -> None:
+        self.scores, self.model, self.method = scores, scores.model, scores.method
+        self._counterfactuals, self._neighbors = Counterfactuals(scores), Neighbors(scores)
 
     def explain(
         self,
@@ -113,11 +72,12 @@ class Explainer:
             raise UsageError("with one class there is nothing to compare an answer with; add another class")
         if chosen[0] is not None and chosen[0] == chosen[1]:
             raise UsageError(f"{answer!r} cannot be compared with itself; name another class to compare with")
-        every = image_set(images)
+        image_list = image_set(images)
 
         def run(some: ImageSet, rows: list[int]) -> list[Explanation]:
             pixels = pixels_for(self.method.clip, some, rows)
-            names, copies = [every.key(row) for row in rows], self._neighbors.copies_of(every.subset(rows))
+            names = [image_list.key(row) for row in rows]
+            copies = self._neighbors.copies_of(image_list.subset(rows))
             return (
                 self._explain_labels(pixels, names, copies, chosen[0])
                 if self.scores.several
@@ -202,7 +162,7 @@ class Explainer:
             table[THRESHOLD] = _with_zeros(limits).flip(0)
             by_head, scores = _with_zeros(by_head), torch.cat([scores, limits.to(scores)])
         probabilities = self.model.calibrator.probabilities(logits.float())
-        without_heads, without_concepts = self.counterfactuals.answers(trace, pairs, logits)
+        without_heads, without_concepts = self._counterfactuals.answers(trace, pairs, logits)
         neighbors = self._neighbors.find(trace, by_head, copies)
         unknown = table[UNKNOWN].abs().sum(0) if UNKNOWN in table else torch.zeros(len(names))
         total = torch.stack([value.abs().sum(0) for value in table.values()]).sum(0)
@@ -254,7 +214,7 @@ class Explainer:
         patches = parts.patches[:, image].double()  # [2, R, L, H, S, S]
         maps = {
             name: sum((patches[:, 0, layer - 1, h] for layer, h in heads), torch.zeros(()))
-            for name, heads in self.groups.heads.items()
+            for name, heads in self.scores.groups.heads.items()
         }
         for name, rows in self.scores.tokens(patches.shape[1] - 1).items():
             maps[name] = patches[:, rows].sum((1, 2, 3))
@@ -274,17 +234,17 @@ class Explainer:
 
     def _excess(self, bars: Sequence[Bar]) -> dict[str, float]:
         """What the heads of each role add to the lead, beyond the mean of as many heads of the role map."""
-        if not self.groups.by_role:
+        if not self.scores.groups.by_role:
             return {}
-        late = {name: len(heads) for name, heads in self.groups.heads.items() if name != EARLY}
+        late = {name: len(heads) for name, heads in self.scores.groups.heads.items() if name != EARLY}
         added = {bar.name: bar.lead for bar in bars if bar.name in late}
         each = sum(added.values()) / sum(late.values())
-        return {name: added[name] - each * late[name] for name in self.groups.named}
+        return {name: added[name] - each * late[name] for name in self.scores.groups.named}
 
     def _kind(self, name: str) -> str:
-        if name in self.groups.named:
-            return "role" if self.groups.by_role else "layer"
-        if name in self.groups.heads:
+        if name in self.scores.groups.named:
+            return "role" if self.scores.groups.by_role else "layer"
+        if name in self.scores.groups.heads:
             return "heads"
         if name == AVERAGE:
             return "average"
@@ -292,22 +252,21 @@ class Explainer:
 
     def _heads(self, parts: Tensor) -> tuple[HeadPart, ...]:
         """The heads that add most to the lead or take most from it, from parts [2, L, H]."""
-        groups = {key: name for name, keys in self.groups.heads.items() for key in keys}
+        groups = {key: name for name, keys in self.scores.groups.heads.items() for key in keys}
+        roles = self.scores.role_map if self.scores.groups.by_role else None
         size = parts.shape[-1]
         order = (parts[0] - parts[1]).abs().flatten().argsort(descending=True)[:_TOP_HEADS].tolist()
         result = []
         for place in order:
             key = (place // size + 1, place % size)
-            phrases: tuple[str, ...] = ()
-            if self.groups.by_role and self.scores.role_map is not None and key in self.scores.role_map.table:
-                phrases = self.scores.role_map[key].phrases
+            phrases = roles[key].phrases if roles is not None and key in roles.table else ()
             answer, other = parts[:, key[0] - 1, key[1]].tolist()
             result.append(HeadPart(*key, groups[key], answer, other, phrases))
         return tuple(result)
 
     def notices(self, trace: Trace) -> list[str]:
         """What a reader should know."""
-        notices = [self.groups.notice] if self.groups.notice else []
+        notices = [self.scores.groups.notice] if self.scores.groups.notice else []
         if self.scores.images is None:
             notices.append(
                 "There are no reference images: bars are not relative to an average image, and answers "

@@ -1,4 +1,4 @@
-"""Explanations: bars that sum to the score, answers without something, and a sentence."""
+"""Explanations: bars that sum to the score, answers without a part of the model, and a sentence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from dear.data.images import ImageSet, label_text
-from dear.utils.files import PathLike
+from dear.utils.files import PathLike, write_atomic
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +22,8 @@ MLPS, FIXED, AVERAGE, UNKNOWN = (
     "Not decomposed",
 )
 THRESHOLD = "Threshold"  #: of several labels: what the score of a label is compared with
-LARGE_SHARE = 0.25  #: of what speaks for the answer: a part below it is not called the reason
+MOST = 0.5  #: share of what speaks for the answer from which on a part is called the main reason
+LARGE_SHARE = 0.25  #: share of the lead that depends on a concept, from which on the concept is named
 
 
 @dataclass(frozen=True)
@@ -178,13 +179,13 @@ class Explanation:
         return f"{text}, {self._reason()}{self._dependence()}"
 
     def _reason(self) -> str:
-        """What carries the largest share of the lead."""
+        """The part that carries most of the lead, or the largest of several."""
         ahead = 1 if self.lead >= 0 else -1
         top = max((bar for bar in self.bars if bar.name != THRESHOLD), key=lambda bar: ahead * bar.lead)
         support = sum(max(0.0, ahead * bar.lead) for bar in self.bars)
         share = f"({top.lead:+.2f}; all parts sum to the lead of {self.lead:+.2f})"
-        if ahead * top.lead < LARGE_SHARE * support or support <= 0:
-            return f"by many parts; the largest is {top.words} {share}."
+        if support <= 0 or ahead * top.lead < MOST * support:
+            return f"by several parts; the largest is {top.words} {share}."
         return f"mostly by {top.words} {share}."
 
     def _dependence(self) -> str:
@@ -287,16 +288,16 @@ class Explanations(Sequence[Explanation]):
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
-        from dear.report.page import framed  # plotly, which a service does not need
-        from dear.tasks.explain.page import explanations_html
+        from dear.report.page import iframe  # plotly, which a service does not need
+        from dear.tasks.explain.page import explanations_page
 
-        return framed(explanations_html(self))
+        return iframe(explanations_page(self))
 
     def write_page(self, path: PathLike) -> None:
         """Write the page to a file, whole or not at all."""
-        from dear.tasks.explain.page import write_explain_page
+        from dear.tasks.explain.page import explanations_page
 
-        write_explain_page(self, path)
+        write_atomic(path, explanations_page(self))
 
 
 def label_or_not(name: str, has: bool) -> str:

@@ -1,4 +1,4 @@
-"""The pages of `dear explain`: bars per part, heatmaps, influential heads, answers without something."""
+"""The pages of `dear explain`: bars per part, heatmaps, influential heads, answers without a part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from dear.tasks.explain.explanation import (
     Explanation,
     Explanations,
 )
-from dear.utils.files import write_atomic
 
 TERMS = {
     "bar": "what one part of the model adds to the score of a class, above the mean of all classes and "
@@ -48,18 +47,17 @@ TERMS = {
     UNKNOWN.lower(): "the comparison with stored training images, which is not a sum of parts",
 }
 
-_SIDE, _NEAR = 224, 160
+_SIDE, _NEAR = 224, 160  # pixels
+_MAPS, _WITHOUT, _COLUMNS = (
+    8,
+    6,
+    8,
+)  # heatmaps of groups, answers without a part of each kind, parts in a table
 _FOR, _AGAINST = (178, 24, 43), (33, 102, 172)
 _KIND_ORDER = ("role", "layer", "heads", "token", "rest", "average")
 
 
-def write_explain_page(result: Explanations | SetExplanation, out: str | os.PathLike[str]) -> None:
-    """Write the page to the file `out`, whole or not at all."""
-    html = set_html(result) if isinstance(result, SetExplanation) else explanations_html(result)
-    write_atomic(out, html)
-
-
-def explanations_html(result: Explanations) -> str:
+def explanations_page(result: Explanations) -> str:
     """The page of some images."""
     exact = min((one.exact for one in result), default=1.0)
     images = len({one.image for one in result})
@@ -68,7 +66,7 @@ def explanations_html(result: Explanations) -> str:
         "explain.html",
         title="Why this answer" if len(result) == 1 else "Why these answers",
         lead=f"{images} image{'s' * (images != 1)}, answered by {result.method}.",
-        images=[section(one) for one in result],
+        images=[explanation_values(one) for one in result],
         notices=result.notices,
         notes={**result.notes, "sum": sums if exact == 1 else f"{sums}; {percent(exact)} is decomposed"},
         terms=_terms(bar for one in result for bar in one.bars),
@@ -82,7 +80,7 @@ def _terms(bars: Any) -> dict[str, str]:
     return {word: text for word, text in TERMS.items() if word not in {u.lower() for u in unused} | unused}
 
 
-def section(one: Explanation, name: str | None = None) -> dict[str, Any]:
+def explanation_values(one: Explanation, name: str | None = None) -> dict[str, Any]:
     """What the component `explanation` shows of one image."""
     classes, sure = (one.answer, one.other), dict(one.probabilities)
     lines = (("name", one.answer), ("soft", percent(sure[one.answer])))
@@ -90,9 +88,9 @@ def section(one: Explanation, name: str | None = None) -> dict[str, Any]:
     largest = float(one.maps[""].abs().max())
     for place, label in enumerate(classes if one.threshold is None else classes[:1]):
         words = f"evidence for {label}"
-        score = f"score {signed(one.scores[place])}, {percent(sure[label])}"
+        score = f"score {format_part(one.scores[place])}, {percent(sure[label])}"
         caption = (("name", words), ("soft", score))
-        images.append(heat(one.view, one.maps[""][place], words, *caption, scale=largest))
+        images.append(heatmap(one.view, one.maps[""][place], words, *caption, scale=largest))
     title = name or os.path.basename(one.image) or one.image
     return {
         "name": title if one.threshold is None else f"{title}: {one.answer}",
@@ -104,7 +102,7 @@ def section(one: Explanation, name: str | None = None) -> dict[str, Any]:
         "classes": classes,
         "images": images,
         "bars": bar_rows(one.bars),
-        "totals": tuple(signed(score) for score in one.scores),
+        "totals": tuple(format_part(score) for score in one.scores),
         "maps": _group_maps(one),
         "heads": _heads(one, classes),
         "without": _without(one),
@@ -115,19 +113,19 @@ def section(one: Explanation, name: str | None = None) -> dict[str, Any]:
     }
 
 
-def _group_maps(one: Explanation, most: int = 8) -> list[Thumbnail]:
+def _group_maps(one: Explanation) -> list[Thumbnail]:
     """The heatmaps of the groups of heads and tokens with the strongest maps, with their bars."""
     bars = {bar.name: bar for bar in one.bars}
     groups = [name for name in one.maps if name]
-    groups = sorted(groups, key=lambda name: -float(one.maps[name][0].abs().sum()))[:most]
+    groups = sorted(groups, key=lambda name: -float(one.maps[name][0].abs().sum()))[:_MAPS]
     scale = max((float(one.maps[name][0].abs().max()) for name in groups), default=1.0)
     return [
-        heat(
+        heatmap(
             one.view,
             one.maps[name][0],
             name,
             ("name", name),
-            ("soft", signed(bars[name].answer)),
+            ("soft", format_part(bars[name].answer)),
             scale=scale,
         )
         for name in groups
@@ -135,64 +133,71 @@ def _group_maps(one: Explanation, most: int = 8) -> list[Thumbnail]:
 
 
 def _heads(one: Explanation, classes: Sequence[str]) -> Table:
-    """The most influential heads; without phrases where none are shown."""
-    phrases = any(head.phrases for head in one.heads)
-    rows = []
-    for head in one.heads:
-        words = ("; ".join(head.phrases[:3]),) if phrases else ()
-        name = f"layer {head.layer}, head {head.head}"
-        rows.append((name, head.group, *words, signed(head.answer), signed(head.other)))
-    columns = ("head", "group", *(("phrases",) if phrases else ()))
-    return Table((*columns, *classes), tuple(rows), labels=len(columns))
+    """The most influential heads; groups and phrases only where heads are grouped by role."""
+    columns: dict[str, list[str]] = {"head": [f"layer {head.layer}, head {head.head}" for head in one.heads]}
+    if all(bar.kind != "layer" for bar in one.bars):
+        columns["group"] = [head.group for head in one.heads]
+    if any(head.phrases for head in one.heads):
+        columns["phrases"] = ["; ".join(head.phrases[:3]) for head in one.heads]
+    labels = len(columns)
+    columns["answer"] = [format_part(head.answer) for head in one.heads]
+    columns["other"] = [format_part(head.other) for head in one.heads]
+    return Table((*[*columns][:labels], *classes), tuple(zip(*columns.values(), strict=True)), labels)
 
 
 def bar_rows(bars: Sequence[Bar]) -> list[dict[str, Any]]:
-    """Bars for the page by kind, the largest difference first; widths are percent of half a row."""
+    """Bars for the page by kind, layers from the last to the first, else the largest difference first.
+
+    Widths are percent of half a row.
+    """
+    layers = {bar.name: -number for number, bar in enumerate(bars) if bar.kind == "layer"}
     widest = max(max(abs(bar.answer), abs(bar.other)) for bar in bars) or 1.0
     return [
         {
             "name": bar.name,
             "kind": bar.kind,
-            "texts": (signed(bar.answer), signed(bar.other)),
+            "texts": (format_part(bar.answer), format_part(bar.other)),
             "widths": (100 * bar.answer / widest, 100 * bar.other / widest),
         }
-        for bar in sorted(bars, key=lambda bar: (_KIND_ORDER.index(bar.kind), -abs(bar.lead)))
+        for bar in sorted(
+            bars, key=lambda bar: (_KIND_ORDER.index(bar.kind), layers.get(bar.name, -abs(bar.lead)))
+        )
     ]
 
 
-def signed(value: float) -> str:
+def format_part(value: float) -> str:
     """A part for people.
 
-    >>> signed(0.5), signed(-0.001)
+    >>> format_part(0.5), format_part(-0.001)
     ('+0.50', '+0.00')
     """
     return f"{round(value, 2) + 0.0:+.2f}"
 
 
-def _without(one: Explanation, most: int = 6) -> Table | None:
+def _without(one: Explanation) -> Table | None:
     """The answers without the concepts and without the heads that matter most."""
-    changed = [(f"{o.name}: {o.value}", o) for o in one.without_concepts[:most]]
+    changed = [(f"{o.name}: {o.value}", o) for o in one.without_concepts[:_WITHOUT]]
     changed += [
-        (f"heads of {o.name}", o) for o in sorted(one.without_heads, key=lambda o: -o.lead_drop)[:most]
+        (f"heads of {o.name}", o) for o in sorted(one.without_heads, key=lambda o: -o.lead_drop)[:_WITHOUT]
     ]
     if not changed:
         return None
     rows = []
     for name, without in changed:
-        what = [f"{without.heads} head{'s' * (without.heads != 1)}"] if without.heads else []
-        what = (["its words"] if without.value else []) + what
+        removed = ["its words"] if without.value else []
+        removed += [f"{without.heads} head{'s' * (without.heads != 1)}"] if without.heads else []
         answer = f"{without.answer} ({percent(without.probability)})"
-        rows.append((name, " and ".join(what), signed(one.lead - without.lead_drop), answer))
+        rows.append((name, " and ".join(removed), format_part(one.lead - without.lead_drop), answer))
     marks = tuple("best" if o.answer != one.predicted else "" for _, o in changed)
     return Table(("without", "what is removed", "lead", "answer"), tuple(rows), 2, marks)
 
 
-def set_html(result: SetExplanation, most: int = 8) -> str:
+def set_page(result: SetExplanation) -> str:
     """The page of a set."""
     hits, rows, marks = result.answers == result.labels, [], []
-    order = result.values.abs().mean(0).argsort(descending=True).tolist()[:most]
+    order = result.values.abs().mean(0).argsort(descending=True).tolist()[:_COLUMNS]
     for name, right, count, mixture in result.mixtures():
-        values = tuple(signed(float(mixture[place])) for place in order)
+        values = tuple(format_part(float(mixture[place])) for place in order)
         first = result.parts[int(mixture.argmax())]
         rows.append((name, "right" if right else "wrong", first, str(count), *values))
         marks.append("first" if right else "")
@@ -205,10 +210,10 @@ def set_html(result: SetExplanation, most: int = 8) -> str:
         )
         image = thumbnail(result.images.image(place))
         unusual.append(Thumbnail(image, "an image answered for an unusual reason", lines))
-    columns = ("class", "answers", "mostly by", "images", *(result.parts[place] for place in order))
+    columns = ("class", "answers", "largest part", "images", *(result.parts[place] for place in order))
     return render(
         "explain_set.html",
-        title=f"Why: {result.images.name}",
+        title=f"Why these answers: {result.images.name}",
         lead=f"{len(result.labels)} images, answered by {result.method}.",
         tiles=((str(len(result.labels)), "images"), (percent(float(hits.float().mean())), "answered right")),
         table=Table(columns, tuple(rows), 3, tuple(marks)),
@@ -219,7 +224,7 @@ def set_html(result: SetExplanation, most: int = 8) -> str:
     )
 
 
-def seen(image: Image.Image, view: Any) -> Image.Image:
+def apply_view(image: Image.Image, view: Any) -> Image.Image:
     """The part of an image that a model with this view sees."""
     return Image.fromarray(resize_crop(image, view).permute(1, 2, 0).numpy())
 
@@ -243,7 +248,7 @@ def overlay(image: Image.Image, values: Tensor, scale: float | None = None) -> I
     return Image.frombytes("RGB", (_SIDE, _SIDE), bytes(mixed.contiguous().flatten().tolist()))
 
 
-def heat(
+def heatmap(
     image: Image.Image, values: Tensor, text: str, *lines: tuple[str, str], scale: float | None = None
 ) -> Thumbnail:
     """An overlay as an image of a gallery."""

@@ -1,4 +1,4 @@
-"""A score of an image taken apart: heads, MLPs, tokens and patches whose parts sum to it.
+"""A score of an image as a sum of parts: of heads, MLPs, tokens and patches.
 
 Whatever is computed from a traced backbone ends in some rows of the last layer (the class token, extra
 tokens). Those rows are sums: where the row started, what each head and each MLP added. From the rows to the
@@ -28,7 +28,7 @@ from dear.errors import UsageError
 from dear.heads.contributions import block_of
 from dear.heads.names import Head
 from dear.tasks.explain.rows import Terms, added_to, change_of, output_of, row_terms, run_before
-from dear.tasks.explain.tracing import ConstantNorms, Scripted, Segment, traced
+from dear.tasks.explain.tracing import ConstantNorms, Scripted, Segment, trace_backbone
 
 SMOOTHING = 0.5  #: share of a patch's part that is shown at its neighbors
 
@@ -61,20 +61,20 @@ class Parts:
 
 
 class Trace:
-    """What a function of a backbone's images computed, kept so that its scores can be taken apart.
+    """What a function of a backbone's images computed, stored so that its scores can be decomposed.
 
-    `answer` computes logits [B, C] with the backbone that it is given, images and texts included. A backbone
-    that pools its tokens by attention is refused: it has no rows to take apart.
+    `answer` computes logits [B, C] with the backbone that is passed to it, images and texts included. A
+    backbone that pools its tokens by attention is refused: it has no rows to decompose.
     """
 
     def __init__(self, clip: Clip, answer: Callable[[Clip], Tensor]) -> None:
         if clip.visual.pool is not None:
             raise UsageError(
-                f"{clip.name} pools its tokens by attention, behind which lies an MLP: its score cannot be "
-                "taken apart exactly; dear roles shows which share of its features heads explain"
+                f"{clip.name}: scores of a backbone that pools tokens by attention cannot be decomposed "
+                "exactly; dear roles shows which share of its features heads explain"
             )
         self._segments: list[Segment] = []
-        self.clip, self.visual, self._constants = traced(clip, self._segments)
+        self.clip, self.visual, self._constants = trace_backbone(clip, self._segments)
         self._answer = answer
         self._back: Tensor | None = None  # pseudoinverse of the projection
         with torch.enable_grad(), ConstantNorms() as constants:
@@ -106,23 +106,24 @@ class Trace:
 
     @torch.enable_grad()
     def parts(self, questions: Tensor, patches: bool = False) -> Parts:
-        """Take `sum over classes of questions[q, b, c] * logits[b, c]` apart.
+        """Decompose `sum over classes of questions[q, b, c] * logits[b, c]`.
 
         Args:
             questions: weights of the classes, [Q, B, C] or [Q, C].
             patches: also divide the heads' parts among the patches.
         """
-        wanted = questions if questions.ndim == 3 else questions[:, None].expand(-1, len(self._logits), -1)
-        answers = [self._parts_of(weights.to(self._logits), patches) for weights in wanted]
+        if questions.ndim == 2:
+            questions = questions[:, None].expand(-1, len(self._logits), -1)
+        answers = [self._parts_of(weights.to(self._logits), patches) for weights in questions]
 
-        def stacked(name: str) -> Tensor:
+        def stack(name: str) -> Tensor:
             return torch.stack([getattr(answer, name) for answer in answers])
 
         constants = {
             name: torch.stack([answer.constants[name] for answer in answers]) for name in answers[0].constants
         }
-        score, start, heads, mlps, rest = map(stacked, ("score", "start", "heads", "mlps", "rest"))
-        maps = stacked("patches") if patches else None
+        score, start, heads, mlps, rest = map(stack, ("score", "start", "heads", "mlps", "rest"))
+        maps = stack("patches") if patches else None
         return Parts(score, start, heads, mlps, constants, rest, self.linear, maps)
 
     def _parts_of(self, weights: Tensor, patches: bool) -> Parts:
@@ -270,7 +271,7 @@ class Trace:
             affine: A [E, E] and b [E]: every feature f becomes `f A + b`.
         """
         script = [self._without_heads(s, tuple(heads), means) for s in self._segments]
-        with self._scripted(script), self._corrected(affine):
+        with self._replay(script), self._with_correction(affine):
             return self._answer(self.clip)
 
     def _without_heads(
@@ -299,7 +300,7 @@ class Trace:
         return Scripted(segment, rows._replace(x=segment.out + delta.to(segment.out)), outputs)
 
     @contextmanager
-    def _corrected(self, affine: tuple[Tensor, Tensor] | None) -> Iterator[None]:
+    def _with_correction(self, affine: tuple[Tensor, Tensor] | None) -> Iterator[None]:
         """Within this every feature is changed, after the backbone's own correction."""
         if affine is None:
             yield
@@ -330,7 +331,7 @@ class Trace:
         return self.visual.project(final)[:, place].float().cpu()
 
     @contextmanager
-    def _scripted(self, script: list[Scripted]) -> Iterator[None]:
+    def _replay(self, script: list[Scripted]) -> Iterator[None]:
         """Within this block the image tower replays these results, one per run."""
         self.visual.script = iter(script)
         try:
@@ -339,7 +340,7 @@ class Trace:
             self.visual.script = None
 
 
-def smooth(maps: Tensor, share: float = SMOOTHING) -> Tensor:
+def smooth(maps: Tensor) -> Tensor:
     """Maps [..., S, S] with a share of each patch's part divided among its neighbors; sums stay the same.
 
     Patches exchange what they know with their neighbors in every layer: what is read at one of them speaks
@@ -348,7 +349,7 @@ def smooth(maps: Tensor, share: float = SMOOTHING) -> Tensor:
     kernel = torch.tensor([[1.0, 2.0, 1.0], [2.0, 4.0, 2.0], [1.0, 2.0, 1.0]])[None, None].to(maps) / 16
     flat = maps.reshape(-1, 1, *maps.shape[-2:])
     room = F.conv2d(torch.ones_like(flat), kernel, padding=1)  # less at the edge
-    return (1 - share) * maps + share * F.conv2d(flat / room, kernel, padding=1).view_as(maps)
+    return (1 - SMOOTHING) * maps + SMOOTHING * F.conv2d(flat / room, kernel, padding=1).view_as(maps)
 
 
 def means_of(traces: Iterable[Trace]) -> list[dict[int, Tensor]]:

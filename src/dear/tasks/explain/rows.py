@@ -62,7 +62,7 @@ def _terms_of(
         weights[layer - 1] = weight
         biases += weight * output_of(block_of(visual, layer), change)[1]
         if row > 0 and segment.edit is not None:  # what was put in at this layer
-            fresh, remaining = _fresh(segment.edit, layer, row - 1)
+            fresh, remaining = _inserted_token(segment.edit, layer, row - 1)
             if fresh is not None:
                 start += weight * (1 - remaining) * fresh
             weight *= remaining
@@ -118,7 +118,7 @@ def output_of(block: Block, change: LayerEdit | None) -> tuple[Tensor, Tensor]:
     return weight.detach().double().cpu(), bias.detach().double().cpu()
 
 
-def _fresh(edit: Edit, layer: int, token: int) -> tuple[Tensor | None, float]:
+def _inserted_token(edit: Edit, layer: int, token: int) -> tuple[Tensor | None, float]:
     """What a layer puts in for an extra token, [1 or B, D], and how much of the token's past is kept."""
     change = edit.layers.get(layer)
     if change is None or change.tokens is None:

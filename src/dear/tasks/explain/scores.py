@@ -15,7 +15,7 @@ from dear.calibration.calibration import apply_scales
 from dear.clip.model import Clip
 from dear.data.batches import over_batches, pixels_for
 from dear.data.duplicates import find_duplicates
-from dear.data.images import ImageSet
+from dear.data.images import ImageSet, evenly_spaced
 from dear.errors import DataError
 from dear.heads.known_roles import known_roles
 from dear.heads.roles import RoleMap
@@ -52,15 +52,18 @@ class Reference:
 
 
 class ScoreParts:
-    """Takes the scores of a model apart.
+    """Decomposes the scores of a model.
 
     Args:
         model: what answers.
         reference: images that parts are relative to, at most `REFERENCE` of them; unreadable ones are
-            skipped. None: parts are absolute.
+            skipped. None: parts are absolute, and there are no answers without a part.
         roles: role map; None: the method's, or the backbone's own.
         mode: way to predict; None: the usual one.
         progress: called with ("reference", images done, images in all).
+
+    Raises:
+        UsageError: the backbone pools its tokens by attention.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class ScoreParts:
         self._progress = progress
 
     def trace(self, pixels: Tensor) -> Trace:
-        """The model's calibrated logits of normalized pixels [B, 3, S, S], to be taken apart."""
+        """The model's calibrated logits of normalized pixels [B, 3, S, S], with what decomposes them."""
         scales, bound = self.model.calibrator.scales(self.mode), {}
 
         def answer(clip: Clip) -> Tensor:
@@ -239,11 +242,15 @@ class ScoreParts:
 
 
 def _distinct_subset(images: ImageSet, most: int) -> ImageSet:
-    """At most `most` images, equally many of each class where there are enough, and of copies one."""
+    """At most `most` images, equally many of each class where there are enough, and of copies one.
+
+    They are spread evenly over the images of a class, which may be in order of something.
+    """
     if len(images) > most:
-        order: list[int] = []
         rows_of = [(images.labels == label).nonzero()[:, 0].tolist() for label in range(len(images.classes))]
-        for turn in range(max(len(rows) for rows in rows_of)):
-            order += [rows[turn] for rows in rows_of if turn < len(rows)]
-        images = images.subset(sorted(order[:most]))
+        chosen: list[int] = []
+        for number, rows in enumerate(sorted(rows_of, key=len)):
+            count = (most - len(chosen)) // (len(rows_of) - number)
+            chosen += [rows[place] for place in evenly_spaced(len(rows), count)]
+        images = images.subset(sorted(chosen))
     return images.subset(find_duplicates(images).distinct(images.labels.tolist()))

@@ -19,6 +19,7 @@ from dear.runs.model import Model, Run
 from dear.tasks.explain.dataset import SetExplanation, explain_set
 from dear.tasks.explain.explainer import Explainer, find_class
 from dear.tasks.explain.explanation import Explanations
+from dear.tasks.explain.scores import ScoreParts
 from dear.tasks.load import load_model
 from dear.utils.files import PathLike, check_output
 from dear.utils.notices import note
@@ -77,9 +78,11 @@ def explain(
         True
     """
     if images is None and data is None:
-        raise UsageError("name images to explain, or a labeled set with data")
+        raise UsageError("explain needs images, or data (a labeled set), got neither")
     if images is None and (answer or against):
-        raise UsageError("answer and against are for single images; a set is explained by its answers")
+        raise UsageError(
+            "answer and against are for images; leave them out, because a set is explained by its answers"
+        )
     check_output(out)
     model = load_model(run, backbone, device)
     for name in (answer, against):
@@ -108,15 +111,15 @@ def explainer_of(
 ) -> Explainer:
     """An explainer with reference images: None means the run's training images, while they can be opened."""
     if reference is None:
-        reference = _training_images(model)
+        reference = reference_images(model)
     if reference is None:
         note("the run's training images are not found; name other images to see answers without a role")
     role_map = roles if roles is None or isinstance(roles, RoleMap) else read_roles(roles)
-    return Explainer(model, reference, role_map, mode, progress)
+    return Explainer(ScoreParts(model, reference, role_map, mode, progress))
 
 
-def _training_images(model: Model) -> ImageSet | None:
-    """The images a model was trained on, where they can still be opened."""
+def reference_images(model: Model) -> ImageSet | None:
+    """The images that a model was trained on, to compare others with; None where they cannot be opened."""
     spec = model.spec
     if spec is None or spec.data is None:
         return None

@@ -187,7 +187,7 @@ class TracedVision(VisionTower):
         return super().head_terms(rows, record, groups)
 
 
-class HeldText(TextTower):
+class ConstantText(TextTower):
     """The text tower of a traced backbone: texts are constants, so no gradient passes."""
 
     def run_layers(self, layers: LayerRange) -> Tensor:
@@ -196,7 +196,7 @@ class HeldText(TextTower):
             return super().run_layers(layers)
 
 
-def traced(clip: Clip, segments: list[Segment]) -> tuple[Clip, TracedVision, dict[str, Tensor]]:
+def trace_backbone(clip: Clip, segments: list[Segment]) -> tuple[Clip, TracedVision, dict[str, Tensor]]:
     """The same backbone, which adds every run of its image tower to `segments`.
 
     Also returns that tower, and by name the biases behind the last layer as starting points of gradients.
@@ -213,7 +213,7 @@ def traced(clip: Clip, segments: list[Segment]) -> tuple[Clip, TracedVision, dic
             bias=leaves["correction"], pooled_bias=leaves["correction of tokens"]
         )
     visual = replace(tower, TracedVision, segments=segments, script=None, **parts)
-    other = replace(clip, type(clip), visual=visual, text=replace(clip.text, HeldText), _plain=())
+    other = replace(clip, type(clip), visual=visual, text=replace(clip.text, ConstantText), _plain=())
     return other, visual, leaves
 
 

@@ -59,9 +59,9 @@ def label_studio_tasks(chosen: NextLabels, prefix: str = LOCAL_FILES) -> list[di
     return tasks
 
 
-def write_tasks(chosen: NextLabels, out: PathLike, prefix: str = LOCAL_FILES) -> None:
+def write_tasks(chosen: NextLabels, out: PathLike) -> None:
     """Write Label Studio tasks as JSON."""
-    write_json(out, label_studio_tasks(chosen, prefix))
+    write_json(out, label_studio_tasks(chosen))
 
 
 @dataclass(frozen=True)
@@ -118,16 +118,16 @@ def import_labels(source: PathLike, images: PathLike | None = None) -> dict[str,
         names = [folder.classes[label] for label in folder.labels.tolist()]
         labels = dict(zip(folder.paths, names, strict=True))
     elif path.suffix.lower() == ".json":
-        labels = _joined(_json_labels(path), path)
+        labels = _unique_labels(_json_labels(path), path)
     elif path.suffix.lower() == ".csv":
         header = next(csv.reader(io.StringIO(read_list(path, "table of labels"), newline="")), [])
-        own = "path" in header or "image" not in header
-        labels = read_labels(path) if own else _joined(_csv_labels(path), path)
+        plain = "path" in header or "image" not in header
+        labels = read_labels(path) if plain else _unique_labels(_csv_labels(path), path)
     else:
         raise DataError(f"{path}: is neither a folder nor a .json or .csv file")
     if not labels:
         raise DataError(f"{path}: holds no label")
-    return labels if images is None else _located(labels, Path(images), path)
+    return labels if images is None else _match_files(labels, Path(images), path)
 
 
 def _json_labels(path: Path) -> Iterable[tuple[str, str]]:
@@ -178,7 +178,12 @@ def _address(data: Any, where: str) -> str:
     return local[0] if local else unquote(parts.path).lstrip("/")
 
 
-def _joined(pairs: Iterable[tuple[str, str]], path: Path) -> dict[str, str]:
+def _unique_labels(pairs: Iterable[tuple[str, str]], path: Path) -> dict[str, str]:
+    """Labels by image.
+
+    Raises:
+        DataError: an image has two labels.
+    """
     labels: dict[str, str] = {}
     for image, name in pairs:
         if labels.setdefault(image, name) != name:
@@ -186,7 +191,7 @@ def _joined(pairs: Iterable[tuple[str, str]], path: Path) -> dict[str, str]:
     return labels
 
 
-def _located(labels: dict[str, str], images: Path, source: Path) -> dict[str, str]:
+def _match_files(labels: dict[str, str], images: Path, source: Path) -> dict[str, str]:
     """Labels by path relative to a folder: the longest end of each address that is a file there.
 
     Raises:

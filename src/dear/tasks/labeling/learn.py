@@ -96,22 +96,28 @@ def forecast_more(features: Tensor, labels: Tensor, texts: Tensor | None, units:
     return forecast_gain(curve, int(labeled.sum()), MORE)
 
 
-def describe_forecast(forecast: Forecast | None) -> dict[str, Any] | None:
+def describe_forecast(forecast: Forecast | None, without_labels: Sequence[str] = ()) -> dict[str, Any] | None:
     """Cross-validated accuracy with its interval, the expected gain, and advice; None: not known yet.
 
     Of fewer than 20 held-out images nothing is shown: they belong to the classes that have most labels, which
-    are answered better than the others.
+    are answered better than the others. The accuracy does not cover classes `without_labels`.
 
     >>> describe_forecast(Forecast(40, 0.9, (0.8, 0.95), 0.004, (-0.06, 0.07)))["advice"]
-    'More labels are hardly worth it: 50 more are expected to bring 0 points (90 % interval -6 to 7).'
+    'More labels are hardly worth it: 50 more are expected to bring 0 points (90% interval -6 to 7).'
     """
     if forecast is None or forecast.gain is None or forecast.gain_interval is None:
         return None
     least, most = (f"{100 * end:.0f}" for end in forecast.gain_interval)
-    points = f"{100 * forecast.gain:.0f} points (90 % interval {least} to {most})"
+    points = f"{100 * forecast.gain:.0f} points (90% interval {least} to {most})"
     advice = f"{MORE} more labels are expected to bring {points}."
     if forecast.gain < WORTH:
         advice = f"More labels are hardly worth it: {MORE} more are expected to bring {points}."
+    if without_labels:
+        more = f" and {len(without_labels) - 3} more" if len(without_labels) > 3 else ""
+        advice = (
+            f"Label images of {', '.join(without_labels[:3])}{more} first: the accuracy does not cover "
+            "classes without a label."
+        )
     low, high = forecast.accuracy_interval
     return {
         "accuracy": round(forecast.accuracy, 4),

@@ -56,7 +56,10 @@ class LabelingServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
-            raise UsageError(f"{host}:{port}: cannot be listened on ({error.strerror or error})") from error
+            raise UsageError(
+                f"the labeling page cannot listen on {host}:{port} ({error.strerror or error}); "
+                "choose another port"
+            ) from error
 
     @property
     def url(self) -> str:

@@ -180,7 +180,9 @@ class LabelingSession:
                 "suspects": len(self._suspects()),
                 "training": not self._idle.is_set(),
                 "seconds": round(self._learned.seconds, 2),
-                "forecast": describe_forecast(self._learned.forecast),
+                "forecast": describe_forecast(
+                    self._learned.forecast, [name for name, count in counts.items() if not count]
+                ),
                 "command": self.command(),
                 "mode": mode,
                 "item": item,
@@ -300,7 +302,7 @@ class LabelingSession:
         """Copies among the images, which the worker searches once."""
         return find_duplicates(self.images)
 
-    def _known(self) -> tuple[tuple[str, ...], Tensor, Tensor | None]:
+    def _current_labels(self) -> tuple[tuple[str, ...], Tensor, Tensor | None]:
         """Class names, labels [n] and text features [C, E] at this moment."""
         with self._lock:
             names, answers = self.classes, self.answers
@@ -318,7 +320,7 @@ class LabelingSession:
     def _train(self) -> None:
         """Train the probe and choose the next images."""
         began = time.monotonic()
-        names, labels, texts = self._known()
+        names, labels, texts = self._current_labels()
         with self._lock:
             unusable = self.answers.none | self.answers.skipped
         exclude = torch.tensor([path in unusable for path in self.paths])
@@ -330,7 +332,7 @@ class LabelingSession:
 
     def _forecast(self) -> None:
         """Cross-validate the probe, and forecast the gain of more labels."""
-        _, labels, texts = self._known()
+        _, labels, texts = self._current_labels()
         forecast = forecast_more(self.features, labels, texts, self._copies.units)
         if forecast is None:
             return

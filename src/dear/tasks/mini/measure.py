@@ -19,6 +19,7 @@ from dear.tasks.load import load_backbone
 from dear.utils.files import PathLike, check_output, write_json
 from dear.world import factors as vocabulary
 
+WAYS = 100  #: compositions to choose from
 _AT_ONCE = 256
 _SEED = 20_260  # not a seed of pretraining or of any task
 
@@ -32,9 +33,9 @@ PROMPTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
 """For each factor: its column among the factors, the prompt, and the word of every value."""
 
 
-def held_out_scenes(number: int, seed: int = _SEED) -> world.Scenes:
+def held_out_scenes(number: int) -> world.Scenes:
     """Scenes of shapes whose composition of color, texture, shape and place pretraining left out."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(_SEED)
     scenes = world.sample(number * 20, rng, kinds=(vocabulary.SHAPE,), avoid_held_out=False)
     return scenes[world.is_held_out(scenes).nonzero()[:, 0][:number]]
 
@@ -68,17 +69,17 @@ def factor_accuracies(clip: Clip, number: int = 4000) -> dict[str, float]:
     return result
 
 
-def composition_scenes(ways: int = 100, each: int = 20) -> tuple[world.Scenes, Tensor, list[str]]:
-    """Photos of single shapes in `ways` held-out compositions: scenes, labels, captions."""
+def composition_scenes(each: int = 20) -> tuple[world.Scenes, Tensor, list[str]]:
+    """Photos of single shapes in `WAYS` held-out compositions: scenes, labels, captions."""
     rng = torch.Generator().manual_seed(_SEED + 1)
-    pool = world.sample(ways * 400, rng, kinds=(vocabulary.SHAPE,), avoid_held_out=False)
+    pool = world.sample(WAYS * 400, rng, kinds=(vocabulary.SHAPE,), avoid_held_out=False)
     pool = pool[world.is_held_out(pool).nonzero()[:, 0]]
-    seen: dict[tuple[int, int, int, int], int] = {}
+    first_rows: dict[tuple[int, int, int, int], int] = {}
     composed = (pool.subject, pool.color, pool.texture, pool.place)
     for row, key in enumerate(zip(*(values.tolist() for values in composed), strict=True)):
-        if key not in seen and key[2] != vocabulary.PLAIN:
-            seen[key] = row
-    rows = torch.tensor(list(seen.values())[:ways]).repeat_interleave(each)
+        if key not in first_rows and key[2] != vocabulary.PLAIN:
+            first_rows[key] = row
+    rows = torch.tensor(list(first_rows.values())[:WAYS]).repeat_interleave(each)
     fresh = world.sample(len(rows), rng)
     scenes = pool[rows].replace(
         count=torch.ones_like(rows), style=torch.zeros_like(rows), nuisance=fresh.nuisance
@@ -86,14 +87,14 @@ def composition_scenes(ways: int = 100, each: int = 20) -> tuple[world.Scenes, T
     captions = [
         f"a {vocabulary.TEXTURES[t][0]} {vocabulary.COLORS[c].words[0]} {vocabulary.SHAPES[s]} "
         f"{vocabulary.PLACES[p][0][0]}"
-        for s, c, t, p in list(seen)[:ways]
+        for s, c, t, p in list(first_rows)[:WAYS]
     ]
     return scenes, torch.arange(len(captions)).repeat_interleave(each), captions
 
 
-def composition_accuracy(clip: Clip, ways: int = 100) -> float:
-    """Zero-shot accuracy among `ways` compositions never seen together in pretraining."""
-    scenes, labels, captions = composition_scenes(ways)
+def composition_accuracy(clip: Clip) -> float:
+    """Zero-shot accuracy among `WAYS` compositions never seen together in pretraining."""
+    scenes, labels, captions = composition_scenes()
     guess = (image_features(clip, scenes) @ _text_features(clip, captions).T).argmax(dim=1)
     return float((guess == labels).float().mean())
 

@@ -25,13 +25,14 @@ from dear.utils.progress import Progress, silent
 from dear.utils.text import fill_template
 
 _THUMBNAIL = 104  # pixels per side
+_EACH = 4  # images that a head reacts to most, and least
 
 
 Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Seen:
+class HeadImage:
     """One image of a head: its number, its score, and the attention map as digits, row by row."""
 
     image: int
@@ -46,7 +47,9 @@ class HeadEvidence:
     thumbnails: Mapping[int, str] = field(default_factory=dict)  #: data URLs by image number
     names: Mapping[int, str] = field(default_factory=dict)  #: what to call each image
     #: most and least exciting images of each head, and the phrase that gave the direction
-    heads: Mapping[Key, tuple[str | None, tuple[Seen, ...], tuple[Seen, ...]]] = field(default_factory=dict)
+    heads: Mapping[Key, tuple[str | None, tuple[HeadImage, ...], tuple[HeadImage, ...]]] = field(
+        default_factory=dict
+    )
     side: int = 0  #: patches per side of an attention map
     layers: tuple[Mapping[str, float], ...] = ()  #: rows of `layer_effects`; empty without labels
     roles: tuple[Mapping[str, Any], ...] = ()  #: rows of `role_effects`; empty without labels
@@ -62,7 +65,6 @@ def measure_heads(
     images: ImageSet | None = None,
     heads: Sequence[Key] | None = None,
     limit: int = 1000,
-    top: int = 4,
     allow_other: bool = False,
     progress: Progress = silent,
 ) -> HeadEvidence:
@@ -74,7 +76,6 @@ def measure_heads(
         images: to look at; with several classes, layers and roles are ablated too.
         heads: heads whose images are shown; None for all.
         limit: maximum number of images, spread evenly over the set.
-        top: images at either end.
         allow_other: accept a map that was made on other weights.
         progress: called with (stage, done, total).
 
@@ -93,24 +94,24 @@ def measure_heads(
         roles[key]  # raises for a head that does not exist
     numbers = evenly_spaced(len(images), limit)
     some, count = images.subset(numbers), len(numbers)
-    seen = collect_contributions(clip, some, progress=lambda done: progress("images", done, count))
+    collected = collect_contributions(clip, some, progress=lambda done: progress("images", done, count))
     activating = {}
     for key in chosen:
         phrase = roles[key].phrases[0] if roles[key].phrases else None
         text = None if phrase is None else clip.encode_text([phrase])[0].float().cpu()
-        activating[key] = activating_images(seen, key, text, phrase, top)
-    wanted = sorted({row for each in activating.values() for row in (*each.most, *each.least)})
-    looks, _ = over_pixels(
-        some.subset(wanted), lambda pixels: attention_maps(clip, pixels, chosen).cpu(), clip, batch=32
+        activating[key] = activating_images(collected, key, text, phrase, _EACH)
+    rows = sorted({row for each in activating.values() for row in (*each.most, *each.least)})
+    maps, _ = over_pixels(
+        some.subset(rows), lambda pixels: attention_maps(clip, pixels, chosen).cpu(), clip, batch=32
     )
     task = None
     if len(images.classes) > 1:
         prompts = [fill_template(images.template, name) for name in images.classes]
-        task = AblationTask(seen, some.labels, clip.encode_text(prompts).float().cpu())
+        task = AblationTask(collected, some.labels, clip.encode_text(prompts).float().cpu())
     return HeadEvidence(
-        thumbnails={numbers[row]: _thumbnail(some, row) for row in wanted},
-        names={numbers[row]: some.classes[int(some.labels[row])] for row in wanted},
-        heads=_shown(activating, numbers, wanted, torch.cat(looks, dim=1)),
+        thumbnails={numbers[row]: _thumbnail(some, row) for row in rows},
+        names={numbers[row]: some.classes[int(some.labels[row])] for row in rows},
+        heads=_head_images(activating, numbers, rows, torch.cat(maps, dim=1)),
         side=clip.config.vision.side,
         layers=tuple(layer_effects(task)) if task else (),
         roles=tuple(role_effects(task, roles)) if task else (),
@@ -120,22 +121,23 @@ def measure_heads(
     )
 
 
-def _shown(
-    activating: dict[Key, ActivatingImages], numbers: list[int], wanted: list[int], looks: Tensor
-) -> dict[Key, tuple[str | None, tuple[Seen, ...], tuple[Seen, ...]]]:
+def _head_images(
+    activating: dict[Key, ActivatingImages], numbers: list[int], rows: list[int], maps: Tensor
+) -> dict[Key, tuple[str | None, tuple[HeadImage, ...], tuple[HeadImage, ...]]]:
     """Per head: its phrase, and the images that activate it most and least, with scores and attention maps.
 
-    `looks` [K, rows, side, side] follows the order of `activating` and `wanted`.
+    `maps` [K, rows, side, side] follows the order of `activating` and `rows`.
     """
-    place = {row: at for at, row in enumerate(wanted)}
+    place = {row: at for at, row in enumerate(rows)}
 
-    def seen(at: int, scores: Tensor, rows: Sequence[int]) -> tuple[Seen, ...]:
+    def images(at: int, scores: Tensor, rows: Sequence[int]) -> tuple[HeadImage, ...]:
         return tuple(
-            Seen(numbers[row], round(float(scores[row]), 4), _digits(looks[at, place[row]])) for row in rows
+            HeadImage(numbers[row], round(float(scores[row]), 4), _digits(maps[at, place[row]]))
+            for row in rows
         )
 
     return {
-        key: (each.phrase, seen(at, each.scores, each.most), seen(at, each.scores, each.least))
+        key: (each.phrase, images(at, each.scores, each.most), images(at, each.scores, each.least))
         for at, (key, each) in enumerate(activating.items())
     }
 
@@ -158,12 +160,12 @@ def phrase_plane(phrases: Sequence[str]) -> dict[str, tuple[float, float]]:
     return {phrase: (float(a), float(b)) for phrase, (a, b) in zip(phrases, flat, strict=True)}
 
 
-def _digits(look: Tensor) -> str:
+def _digits(attention: Tensor) -> str:
     """An attention map [side, side] as digits from 0 to 9; 9 from the 95th percentile on.
 
     Relative to the maximum, one patch with most of the attention would leave all others dark.
     """
-    share = (look / look.quantile(0.95).clamp(min=1e-12)).clamp(max=1)
+    share = (attention / attention.quantile(0.95).clamp(min=1e-12)).clamp(max=1)
     return "".join(str(round(value)) for value in (9 * share).flatten().tolist())
 
 

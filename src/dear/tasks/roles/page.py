@@ -12,7 +12,7 @@ from markupsafe import Markup
 from dear.heads.names import KIND_TITLES, KINDS
 from dear.heads.roles import RoleMap
 from dear.report.head_figures import layer_effects_figure, phrase_plane_figure
-from dear.report.head_map import KIND_MEANINGS, colors_of, head_map, kind_meanings, role_title
+from dear.report.head_map import colors_of, describe_role, head_map, kind_meanings, role_title
 from dear.report.page import Table, percent, render
 from dear.tasks.roles.evidence import HeadEvidence
 from dear.tasks.roles.quality import map_quality, specialization_notice
@@ -59,6 +59,7 @@ def roles_page(
         notice=specialization_notice(roles),
         map=head_map(roles),
         counts=", ".join(f"{shown.counts()[kind]} {KIND_TITLES[kind]}" for kind in KINDS),
+        known=not roles.caveat(),
         kinds=kind_meanings(),
         quality=map_quality(roles, evidence),
         next_steps=next_steps or {},
@@ -66,7 +67,7 @@ def roles_page(
         effects=_effects(roles, evidence),
         all_heads=_all_heads(shown),
         provenance=_provenance(roles),
-        data=Markup(_data(shown, evidence)),
+        data=Markup(_data(roles, evidence)),
     )
 
 
@@ -75,7 +76,7 @@ def _concepts(roles: RoleMap, evidence: HeadEvidence) -> dict[str, Any]:
     clusters = roles.evidence.get("concepts")
     if not isinstance(clusters, dict):
         return {}
-    of = roles.evidence.get("concept_of", {})
+    concept_of = roles.evidence.get("concept_of", {})
     clustered = clusters.get("way", "clusters") == "clusters"
     columns = ("concept", "phrases", "clusters") if clustered else ("concept", "phrases")
     rows = tuple(
@@ -86,17 +87,17 @@ def _concepts(roles: RoleMap, evidence: HeadEvidence) -> dict[str, Any]:
         (_AGREEMENT.get(name, name), f"{value:.3f}")
         for name, value in (clusters.get("agreement") or {}).items()
     )
-    plane = {phrase: place for phrase, place in evidence.plane.items() if phrase in of}
+    plane = {phrase: place for phrase, place in evidence.plane.items() if phrase in concept_of}
     return {
         "sentence": f"{int(clusters.get('phrases', 0))} different phrases were picked by the heads; "
-        + _how_named(clusters),
+        + _naming_sentence(clusters),
         "table": Table(columns, rows),
         "agreement": Table(("agreement with the tags of the corpus", ""), agreement),
-        "plane": phrase_plane_figure(plane, of, colors_of(roles)) if plane else None,
+        "plane": phrase_plane_figure(plane, concept_of, colors_of(roles)) if plane else None,
     }
 
 
-def _how_named(clusters: Mapping[str, Any]) -> str:
+def _naming_sentence(clusters: Mapping[str, Any]) -> str:
     """Where the concepts of the phrases come from, as the rest of a sentence."""
     way = clusters.get("way", "clusters")
     if way == "tags":
@@ -115,7 +116,7 @@ def _effects(roles: RoleMap, evidence: HeadEvidence) -> dict[str, Any]:
     if not evidence.layers or evidence.accuracy is None:
         return {}
     rows = [("nothing", "0", f"{100 * evidence.accuracy:.1f}", "")]
-    for row in evidence.roles:
+    for row in () if roles.caveat() else evidence.roles:
         name = KIND_TITLES[row["kind"]] + (f": {row['concept']}" if row["concept"] else "")
         numbers = (f"{100 * row['accuracy']:.1f}", f"{100 * row['control']:.1f}")
         rows.append((name, str(row["heads"]), *numbers))
@@ -123,7 +124,9 @@ def _effects(roles: RoleMap, evidence: HeadEvidence) -> dict[str, Any]:
     return {
         "figure": layer_effects_figure(evidence.layers, evidence.accuracy, span),
         "images": f"{evidence.images:,}",
-        "table": Table(("replaced by their mean", "heads", "accuracy (%)", "random heads (%)"), tuple(rows)),
+        "table": None
+        if roles.caveat()
+        else Table(("replaced by their mean", "heads", "accuracy (%)", "random heads (%)"), tuple(rows)),
     }
 
 
@@ -157,13 +160,14 @@ def _data(roles: RoleMap, evidence: HeadEvidence) -> str:
     explained = roles.evidence.get("explained") or {}
     colors = colors_of(roles)
     heads: dict[str, Any] = {}
-    for (layer, head), role in roles:
+    for (layer, head), role in roles.for_display():
         share = explained.get(str(layer))
+        title, meaning = describe_role(roles, (layer, head))
         entry: dict[str, Any] = {
             "layer": layer,
             "head": head,
-            "title": role_title(role),
-            "kind": KIND_MEANINGS[role.kind],
+            "title": title,
+            "meaning": meaning,
             "entropy": role.entropy,
             "explained": share[head] if share else None,
             "shares": [[name, value, colors[name]] for name, value in role.shares.items()],

@@ -47,8 +47,10 @@ def map_quality(roles: RoleMap, evidence: HeadEvidence) -> list[tuple[str, bool]
     share = stability.get("share") if isinstance(stability, Mapping) else stability
     if isinstance(share, int | float):
         over = stability.get("over", "images") if isinstance(stability, Mapping) else "images"
-        sentence = f"{percent(float(share))} of the heads keep their role when the {over} are drawn again."
-        sentences.append((sentence, share < 0.7))
+        chance = stability.get("chance") if isinstance(stability, Mapping) else None
+        by_chance = f" ({percent(float(chance))} by chance)" if isinstance(chance, int | float) else ""
+        sentence = f"{percent(float(share))} of the heads keep their role when the {over} are drawn again"
+        sentences.append((f"{sentence}{by_chance}.", share < 0.7))
     explained = roles.evidence.get("explained") or {}
     shares = [float(value) for row in explained.values() for value in row]
     if shares:

@@ -39,7 +39,7 @@ def examine(
     if not known:
         raise DataError(
             f"{images.name}: has none of the classes the model was trained on "
-            f"({', '.join(method.classes[:3])}…); give images of those classes",
+            f"({', '.join(method.classes[:3])}…); name images of those classes",
             hint="report-data",
         )
     trained_images = images if not others else images.select_classes(known)
@@ -51,9 +51,9 @@ def examine(
     new, why = None, ""
     trained = _compare(model, trained_images, mode, total)
     if new_images is None or len(new_images) == 0:
-        why = "The test images show no new class, so nothing was measured here."
+        why = "not measured: the test images show none"
     elif not method.open_classes:
-        why = f"{method.title} learns its classes themselves: it cannot name new ones."
+        why = f"not measured: {method.title} answers with the classes that it was trained on only"
     else:
         new = _new_classes(model, new_images, mode, total, among_all)
     weights = method.facts().get("fusion_weights", {})

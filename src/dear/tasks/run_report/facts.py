@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dear.report.page import framed
+from dear.report.page import iframe
 from dear.utils.files import PathLike, write_atomic
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class RunFacts:
     parameters: int  #: how many parameters were learned
     trained: Compared  #: answers on the classes it was trained on
     new: NewClasses | None = None  #: answers on new classes; None with the reason in `why_no_new`
-    why_no_new: str = ""  #: a sentence
+    why_no_new: str = ""  #: why new classes were not measured
     #: weights of class token and attributes; empty for methods without fusion
     fusion_weights: Mapping[str, float] = field(default_factory=dict)
     #: gates of the heads after each epoch [epochs, L, H]; None for methods without gates
@@ -142,4 +142,4 @@ class RunFacts:
     def _repr_html_(self) -> str:
         from dear.tasks.run_report.page import run_page
 
-        return framed(run_page(self))
+        return iframe(run_page(self))

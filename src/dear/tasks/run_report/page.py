@@ -9,7 +9,7 @@ from dear.report.head_figures import gates_figure
 from dear.report.page import MODE_TERMS, Table, Thumbnail, percent, render, thumbnail
 from dear.tasks.run_report.facts import Compared, RunFacts
 
-WRONG, CHANGED, CLASSES = 18, 8, 5
+WRONG, CHANGED, CLASSES = 18, 8, 5  #: wrong answers, changed answers, and changed classes that are shown
 TERMS = {
     "trained classes": "the classes the adapter was trained on",
     "new classes": "classes it was not trained on; the model knows only their names",
@@ -35,11 +35,7 @@ def run_page(
     """
     trained = facts.trained
     groups = trained.changes()
-    accuracy = figures.class_accuracy(
-        trained.frozen.per_class["default"], trained.adapted.per_class[trained.mode]
-    )
-    if facts.zero_shot:
-        accuracy.data = [trace for trace in accuracy.data if trace.name != "adapted"]
+    after = None if facts.zero_shot else trained.adapted.per_class[trained.mode]
     return render(
         "run.html",
         title=f"{facts.method} on {trained.images.name}",
@@ -48,14 +44,15 @@ def run_page(
         tiles=_tiles(facts),
         terms=_terms(facts),
         modes=_modes(facts),
-        accuracy=accuracy,
+        several_modes=len(trained.adapted.accuracy) > 1,
+        accuracy=figures.class_accuracy(trained.frozen.per_class["default"], after),
         classes=_class_table(trained, facts.zero_shot),
         gained=changed_classes(trained, better=True),
         lost=changed_classes(trained, better=False),
         changes={name: len(rows) for name, rows in groups.items()},
         changes_figure=figures.changes({name: len(rows) for name, rows in groups.items()}),
         galleries={
-            name: gallery(trained, spread_rows(groups[name]), before=True) for name in ("fixed", "broken")
+            name: gallery(trained, spread_rows(groups[name]), "before") for name in ("fixed", "broken")
         },
         confusion=figures.confusion(trained.confusion(), trained.adapted.classes),
         mistakes=_mistakes(trained),
@@ -71,6 +68,7 @@ def run_page(
             "backbone": facts.backbone,
             "prompt": facts.template,
             "learned parameters": f"{facts.parameters:,}",
+            **({"new classes": facts.why_no_new} if facts.why_no_new else {}),
             **(notes or {}),
         },
     )
@@ -136,13 +134,13 @@ def _class_table(trained: Compared, zero_shot: bool) -> Table:
     return Table(("class", "images", "zero-shot", *modes), rows)
 
 
-def changed_classes(trained: Compared, better: bool) -> Table:
-    """The classes that gained, or lost, most."""
+def changed_classes(trained: Compared, better: bool, names: tuple[str, str] = ("before", "after")) -> Table:
+    """The classes that gained, or lost, most; `names` are those of the two models."""
     rows = trained.class_changes()
     shown = [row for row in reversed(rows) if row[2] > row[1]] if better else rows
     shown = [row for row in shown if (row[2] > row[1]) == better and row[2] != row[1]][:CLASSES]
     return Table(
-        ("class", "before", "after", "points"),
+        ("class", *names, "points"),
         tuple((name, percent(b), percent(a), f"{100 * (a - b):+.1f}") for name, b, a in shown),
     )
 
@@ -166,13 +164,13 @@ def _tree(trained: Compared) -> Table | None:
     return Table(("level", "accuracy at this level", "images answered at this level"), tuple(rows))
 
 
-def spread_rows(rows: Sequence[int]) -> Sequence[int]:
-    """A few of the rows, spread evenly."""
-    return rows[:: max(1, len(rows) // CHANGED)][:CHANGED]
+def spread_rows(rows: Sequence[int], count: int = CHANGED) -> Sequence[int]:
+    """At most `count` of the rows, spread evenly."""
+    return rows[:: max(1, len(rows) // count)][:count]
 
 
-def gallery(compared: Compared, rows: Sequence[int], before: bool = False) -> list[Thumbnail]:
-    """Images with truth and answers in words."""
+def gallery(compared: Compared, rows: Sequence[int], before: str = "") -> list[Thumbnail]:
+    """Images with truth and answers in words; with `before`, the name of the first model, also its answer."""
     items = []
     names, sure = compared.adapted.classes, compared.adapted.confidence[compared.mode]
     for row in rows:
@@ -186,7 +184,7 @@ def gallery(compared: Compared, rows: Sequence[int], before: bool = False) -> li
             ),
         ]
         if before:
-            lines.append(("soft", f"before: {names[int(compared.before[row])]}"))
+            lines.append(("soft", f"{before}: {names[int(compared.before[row])]}"))
         text = f"{truth}, answered {'rightly' if good else 'as ' + answer}"
         items.append(Thumbnail(thumbnail(compared.images.image(row)), text, tuple(lines)))
     return items
@@ -195,7 +193,7 @@ def gallery(compared: Compared, rows: Sequence[int], before: bool = False) -> li
 def _new(facts: RunFacts) -> dict[str, object]:
     """The section about new classes."""
     if facts.new is None:
-        return {"sentence": facts.why_no_new, "figure": None, "more": ""}
+        return {"figure": None}
     alone, among_all = facts.new.alone, facts.new.among_all
     groups = {"trained classes": facts.trained.accuracies(), "new classes": alone.accuracies()}
     if among_all is not None:

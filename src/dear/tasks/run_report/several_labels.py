@@ -13,7 +13,7 @@ from dear.data.images import ImageSet
 from dear.errors import DataError
 from dear.methods.zeroshot import ZeroShot
 from dear.report import figures
-from dear.report.page import MODE_TERMS, Table, Thumbnail, framed, percent, render, thumbnail
+from dear.report.page import MODE_TERMS, Table, Thumbnail, iframe, percent, render, thumbnail
 from dear.runs.model import Model
 from dear.runs.several_labels import SeveralLabelsEvaluation
 from dear.utils.files import PathLike, write_atomic
@@ -103,7 +103,7 @@ class SetFacts:
         write_atomic(path, set_page(self, log, notes))
 
     def _repr_html_(self) -> str:
-        return framed(set_page(self))
+        return iframe(set_page(self))
 
 
 def examine_sets(
@@ -171,9 +171,7 @@ def set_page(
 ) -> str:
     """The page as one HTML text that needs nothing else; `log` and `notes` as for `run_page`."""
     before, after = facts.frozen.per_class["default"], facts.precision
-    figure = figures.class_accuracy(before, after)
-    if facts.zero_shot:
-        figure.data = [trace for trace in figure.data if trace.name != "adapted"]
+    figure = figures.class_accuracy(before, None if facts.zero_shot else after)
     missed, wrong = facts.mistakes(missed=True), facts.mistakes(missed=False)
     return render(
         "run_sets.html",
@@ -263,7 +261,7 @@ def _gallery(facts: SetFacts, mistakes: Sequence[tuple[int, int]]) -> list[Thumb
     truth, answers = facts.adapted.labels, facts.adapted.answers[facts.mode]
     items = []
     for row, column in mistakes:
-        labels = [_listed(names, rows[row]) for rows in (truth, answers)]
+        labels = [_label_names(names, rows[row]) for rows in (truth, answers)]
         lines = (
             ("wrong", f"{names[column]} ({percent(float(values[row, column]))})"),
             ("soft", f"labels: {labels[0]}"),
@@ -274,5 +272,5 @@ def _gallery(facts: SetFacts, mistakes: Sequence[tuple[int, int]]) -> list[Thumb
     return items
 
 
-def _listed(names: Sequence[str], row: Tensor) -> str:
+def _label_names(names: Sequence[str], row: Tensor) -> str:
     return ", ".join(name for name, has in zip(names, row.tolist(), strict=True) if has) or "none"

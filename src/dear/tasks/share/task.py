@@ -60,8 +60,8 @@ def push(
         write_atomic(Path(place) / CARD, model_card(read_config(folder), read_metrics(folder), name))
         with _hub_errors(f"{name}: could not be uploaded"):
             api.create_repo(name, private=private, exist_ok=True)
-            done = api.upload_folder(repo_id=name, folder_path=place, commit_message="A run of dear")
-    return str(done.commit_url)
+            commit = api.upload_folder(repo_id=name, folder_path=place, commit_message="A run of dear")
+    return str(commit.commit_url)
 
 
 def pull(name: str, out: str | os.PathLike[str] | None = None, *, endpoint: str | None = None) -> Path:
@@ -139,11 +139,11 @@ def local_run(source: str | os.PathLike[str]) -> Path:
     if text.startswith(HUB):
         return pull(text)
     if text.lower().endswith(".zip") and os.path.isfile(text):
-        return _unpacked(Path(text))
+        return _unpack_once(Path(text))
     return Path(text)
 
 
-def _unpacked(path: Path) -> Path:
+def _unpack_once(path: Path) -> Path:
     """The folder that an archive was unpacked to, once per content."""
     folder = cache_folder() / "bundles" / of_file(path).hex()[:32]
     if (folder / "config.json").is_file():
