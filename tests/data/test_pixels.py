@@ -13,7 +13,8 @@ from torch import Tensor
 from dear.clip.model import Clip
 from dear.data.batches import count_images, over_pixels
 from dear.data.images import unlabeled_images
-from dear.errors import DataError, InputError
+from dear.errors import DataError, InputError, UsageError
+from dear.images.names import find_images
 
 SIZE = 24
 
@@ -24,6 +25,7 @@ def clip() -> Clip:
 
 
 def photos(folder: Path, count: int = 7, bad: int | None = None) -> list[Path]:
+    folder.mkdir(exist_ok=True)
     files = [folder / f"{number}.png" for number in range(count)]
     for number, file in enumerate(files):
         Image.new("RGB", (40, 30), (30 * number, 0, 0)).save(file)
@@ -85,3 +87,17 @@ def test_batches_are_halved_when_memory_runs_out(clip: Clip) -> None:
 def test_wrong_pixels_are_refused(clip: Clip, images: Tensor, item: str) -> None:
     with pytest.raises(InputError, match=item):
         over_pixels(images, same, clip)
+
+
+@pytest.mark.parametrize("batch", [0, -3])
+def test_a_batch_of_no_image_is_refused(clip: Clip, tmp_path: Path, batch: int) -> None:
+    for images in (unlabeled_images(photos(tmp_path)), torch.zeros(2, 3, SIZE, SIZE)):
+        with pytest.raises(UsageError, match=str(batch)):
+            over_pixels(images, same, clip, batch=batch)
+
+
+def test_the_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos(tmp_path / "photos")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    files = [str(tmp_path / "photos" / "0.png")]
+    assert find_images(["~/photos/0.png"]) == find_images(["~/photos/0*.png"]) == files

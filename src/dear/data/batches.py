@@ -81,7 +81,7 @@ def over_batches(
         raise UsageError(f"unreadable must be stop or skip, got {unreadable!r}")
     is_list = not isinstance(images, ImageSet)
     source = image_set(images)
-    size = batch or images_at_once(clip)
+    size = images_at_once(clip) if batch is None else batch
     selected = range(len(source)) if rows is None else rows
     parts: list[Result] = []
     with read_ahead(source, clip.device) as ahead, torch.no_grad():
@@ -132,7 +132,8 @@ def over_pixels(
         )
         return [result for part in parts for result in part], problems
     total = len(images) if isinstance(images, Tensor) else None
-    size, done, results = batch or images_at_once(clip), 0, list[Result]()
+    size = images_at_once(clip) if batch is None else batch
+    done, results = 0, list[Result]()
     with torch.no_grad():
         for pixels in _checked_batches(images, clip):
             work = in_batches(lambda span: compute(pixels[span.start : span.stop]), len(pixels), size)  # noqa: B023

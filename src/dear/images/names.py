@@ -55,12 +55,13 @@ def other_paths(folder: Path) -> list[str]:
 def find_images(names: Iterable[str]) -> list[str]:
     """Image files of a list of files, folders (searched at every depth) and patterns (`*.jpg`).
 
-    Names of files are returned unchanged, even if there is no such file; reading it then fails.
+    Names of files are returned unchanged (`~` is expanded), even if there is no such file; reading it then
+    fails.
 
     Raises:
         InputError: a folder without images, a pattern without matches, or a table instead of images.
     """
-    names = list(names)
+    names = [os.path.expanduser(name) for name in names]
     paths: list[str] = []
     if len(names) == 1 and Path(names[0]).suffix.lower() in _TABLES and os.path.isfile(names[0]):
         raise InputError(

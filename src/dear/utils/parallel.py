@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from dear.errors import OutOfMemory, ran_out
+from dear.errors import OutOfMemory, UsageError, ran_out
 
 CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 MAX_THREADS = 12  #: of `map_threads`
@@ -75,9 +75,15 @@ def in_batches(work: Callable[[range], Result], count: int, batch: int) -> Itera
     The result of a row must not depend on other rows. Yields the rows of each batch and the result of `work`;
     the logger "dear" warns when a batch is halved.
 
+    Raises:
+        UsageError: the batch size is below 1.
+        OutOfMemory: one row does not fit into memory.
+
     >>> [result for _, result in in_batches(lambda rows: list(rows), 5, 2)]
     [[0, 1], [2, 3], [4]]
     """
+    if batch < 1:
+        raise UsageError(f"batch must be at least 1, got {batch}")
     start = 0
     while start < count:
         rows = range(start, min(start + batch, count))
