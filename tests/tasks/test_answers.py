@@ -284,6 +284,16 @@ def test_training_that_gains_nothing_is_not_recommended() -> None:
     assert _best([quick, slow, better], "trained") is better
 
 
+@pytest.mark.parametrize("seconds", [(0.4, 0.3), (0.3, 0.4)])
+def test_methods_that_take_seconds_are_ordered_without_a_clock(seconds: tuple[float, float]) -> None:
+    hits = torch.arange(100) < 90
+    zeroshot, proker = (
+        Candidate(name, name, trained=hits, seconds=each)
+        for name, each in zip(("zeroshot", "proker"), seconds, strict=True)
+    )
+    assert _best([zeroshot, proker], "trained") is _best([proker, zeroshot], "trained") is zeroshot
+
+
 def test_shared_views_train_as_a_trainings_own_views_and_as_images_do() -> None:
     from dear.runs.recipe import Recipe
     from dear.train.frozen import FrozenViews

@@ -11,7 +11,7 @@ from typer import Context, Option
 from dear.cli import options as opt
 from dear.cli.printing import print_json, say, stages
 from dear.errors import UsageError
-from dear.utils.text import format_count, format_duration
+from dear.utils.text import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
     from dear.runs.model import Model
@@ -208,9 +208,10 @@ def _print(model: Model, out: Path, accuracy: dict[str, Any] | None) -> None:
     """The run, and its accuracy on held-out images."""
     method, reference = model.method, model.reference
     parameters = f"{method.learned_parameters:,} learned parameters"
-    say(f"{out}: {method.title}, {parameters}, {model.steps} steps in {format_duration(model.seconds)}")
+    steps = f"{format_count(model.steps, 'step')} in {format_duration(model.seconds)}"
+    say(f"{out}: {method.title}, {parameters}, {steps}")
     if reference is not None:
-        size = f"{reference.size / 1e3:,.0f} kB"
+        size = format_bytes(reference.size)
         say(f"stored {len(reference.labels):,} training features ({size}) for out-of-class detection")
     if accuracy is None:
         return

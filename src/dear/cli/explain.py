@@ -83,7 +83,7 @@ def explain(
         for name, right, count, mixture in result.mixtures():
             several = "1 image" if count == 1 else f"{count} images"
             answers = f"{name}, {several} answered {'right' if right else 'wrong'}"
-            echo(f"{answers}: mostly by {result.parts[int(mixture.argmax())]}")
+            echo(f"{answers}; largest part: {result.parts[int(mixture.argmax())]}")
     else:
         for one in result:
             echo(f"{one.image}: {one.sentence}")

@@ -8,6 +8,7 @@ from typer import Option
 
 from dear.cli import options as opt
 from dear.cli.printing import print_json, say, stages
+from dear.utils.text import format_bytes
 
 
 def export(
@@ -80,7 +81,7 @@ def export(
         say(f'{result.path}: {size}; prompts are "{result.template}"')
         return
     outputs = ", ".join(result.outputs)
-    size = f"{result.bytes / 1e6:.1f} MB, input pixels, outputs {outputs}"
+    size = f"{format_bytes(result.bytes)}, input pixels, outputs {outputs}"
     difference = (
         "" if result.difference is None else f"; largest difference from PyTorch {result.difference:.1g}"
     )

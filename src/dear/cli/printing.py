@@ -67,7 +67,8 @@ def print_accuracy(evaluation: Evaluation, title: str) -> None:
         _print_sets(report, title)
         return
     rows = [(name, f"{accuracy:.1%}") for name, accuracy in report["per_class"].items()]
-    print_table(("class", "accuracy"), rows, title)
+    mode = f", mode {report['mode']}" if len(report["modes"]) > 1 else ""
+    print_table(("class", "accuracy"), rows, title + mode)
     if "worst_group" in report:
         worst = report["worst_group"]
         group = f"{worst['group']} (of {worst['groups']} groups of class and value)"

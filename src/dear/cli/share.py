@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from dear.cli import options as opt
 from dear.cli.printing import echo, say
+from dear.utils.text import format_bytes
 
 
 def push(
@@ -57,4 +58,4 @@ def bundle(
     from dear.tasks.share.task import bundle as pack
 
     made = pack(run, out, backbone)
-    say(f"{made}: written, {made.stat().st_size / 1e6:.1f} MB")
+    say(f"{made}: written, {format_bytes(made.stat().st_size)}")

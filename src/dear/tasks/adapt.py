@@ -30,7 +30,7 @@ from dear.train.trackers import Tracker, tracked_steps
 from dear.utils.files import PathLike
 from dear.utils.pairs import parse_pairs
 from dear.utils.progress import Progress
-from dear.utils.text import format_duration
+from dear.utils.text import format_count, format_duration
 
 HELD_OUT = "evaluation of {} (held out)"  #: key of the accuracy in the metrics of a run
 _log = logging.getLogger("dear")
@@ -221,7 +221,9 @@ def _log_plan(job: Job, held_out: ImageSet | None, resume: bool) -> None:
     more = f" and {unlabeled:,} unlabeled images" if unlabeled else ""
     unused = f"{more} ({rest:,} more are not used)" if rest else more
     testing = f"{len(held_out):,} images held out for testing" if held_out is not None else "none held out"
-    steps = f"{job.recipe.epochs} epochs, {job.steps:,} steps" if job.steps else "no training steps"
+    steps = "no training steps"
+    if job.steps:
+        steps = f"{format_count(job.recipe.epochs, 'epoch')}, {format_count(job.steps, 'step')}"
     classes = len(job.method.classes)
     _log.info(
         "training %s on %s images of %d classes%s, %s; %s",

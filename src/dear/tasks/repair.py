@@ -88,14 +88,14 @@ class Comparison:
             if before < GAIN:
                 return f"The model did not use it: {before:.1%} of edited images were {key}."
             if before - after < GAIN:
-                return f"No improvement: {figures}{price}."
+                return f"No {'clear ' if before > after else ''}improvement: {figures}{price}."
             return f"Improvement: {figures}{price}."
         key = "worst_group" if "worst_group" in self.untouched else "accuracy"
         gain = self.repaired[key] - self.untouched[key]
         words = key.replace("_", " ")
         figures = f"{words} {self.untouched[key]:.1%} → {self.repaired[key]:.1%} ({100 * gain:+.1f} points)"
         if gain < GAIN:
-            return f"No improvement: {figures}."
+            return f"No {'clear ' if gain > 0 else ''}improvement: {figures}."
         if self.random and self.random_mean[key] - self.untouched[key] > gain - GAIN:
             return f"No more than random removals: {figures}; at random {self.random_mean[key]:.1%}."
         return f"Improvement: {figures}."

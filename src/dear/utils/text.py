@@ -40,6 +40,15 @@ def format_count(count: int, noun: str, plural: str = "") -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
+def format_bytes(count: int) -> str:
+    """A size for people.
+
+    >>> format_bytes(7_424), format_bytes(163_840), format_bytes(21_800_000)
+    ('7 kB', '164 kB', '21.8 MB')
+    """
+    return f"{count / 1e3:.0f} kB" if count < 1e6 else f"{count / 1e6:,.1f} MB"
+
+
 def escape_control(text: str) -> str:
     r"""A message for the terminal, with unprintable characters escaped; line ends are kept.
 
