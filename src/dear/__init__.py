@@ -50,7 +50,7 @@ _HOMES = {
     "ClipConfig": "dear.clip.config",
     "DeAR": "dear.methods",
     "Model": "dear.runs.model",
-    "Role": "dear.heads.roles",
+    "Role": "dear.heads.role",
     "RoleMap": "dear.heads.roles",
     "adapt": "dear.tasks.adapt",
     "audit": "dear.tasks.audit.task",

@@ -44,7 +44,7 @@ class Interrupted(DearError):  # noqa: N818 (a state, not a mistake)
 
 
 class OutOfMemory(DearError):  # noqa: N818 (a state, not a mistake)
-    """The device or the computer has too little memory for what was asked."""
+    """The device or the computer has too little memory for the task."""
 
     status = 1
 
@@ -81,10 +81,10 @@ def reason_of(error: BaseException) -> str:
     return detail.splitlines()[0] if detail else type(error).__name__
 
 
-def ran_out(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on a device or in the computer.
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device or the computer is out of memory.
 
-    >>> ran_out(MemoryError()), ran_out(ValueError())
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError())
     (True, False)
     """
     import torch

@@ -55,6 +55,8 @@ def test_what_is_written_is_what_is_meant(name: str, options: dict, expected: ob
         ("purify", {"weight": float("nan")}),
         ("purify", {"lora": 3}),
         ("dear", {"beta": "high"}),
+        ("dear", {"direction_ridge": 1e-300}),
+        ("proker", {"ridge": 0.0}),
         ("coop", {"context": None}),
     ],
 )

@@ -29,30 +29,32 @@ def negative_log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """The T with the least negative log-likelihood of labels [n] under logits [n, C] / T.
 
-    The likelihood is convex in 1 / T, so it has one valley.
+    The negative log-likelihood is convex in 1 / T, so it has one minimum.
     """
 
-    def at(inverse: float) -> float:
+    def loss(inverse: float) -> float:
         return float(negative_log_likelihood(logits.double() * inverse, labels))
 
-    # On a log scale: a likelihood that is convex in 1 / T has one valley there, too.
+    # On a log scale, where a function that is convex in 1 / T also has one minimum.
     low, high = (math.log(1 / end) for end in reversed(RANGE))
-    least = minimize_scalar(lambda log: at(math.exp(log)), bounds=(low, high), options={"xatol": 1e-9})
+    least = minimize_scalar(lambda log: loss(math.exp(log)), bounds=(low, high), options={"xatol": 1e-9})
     return math.exp(-least.x)
 
 
 def temperature_error(logits: Tensor, labels: Tensor, temperature: float) -> float:
     """Standard error of log T that was fitted on these images (the robust, "sandwich" estimate).
 
-    With scaled logits s = z / T and probabilities p, an image pulls at log T by s_y - sum p s, and the
-    likelihood is curved by the variance of s under p.
+    With scaled logits s = z / T and probabilities p, the gradient of the log-likelihood of an
+    image in log T is sum p s - s_y, and its curvature the variance of s under p.
     """
     scaled = logits.double() / temperature
     p = scaled.softmax(dim=-1)
     mean = (p * scaled).sum(dim=-1)
-    pull = scaled.gather(1, labels[:, None])[:, 0] - mean
-    curve = float((p * (scaled - mean[:, None]).square()).sum(dim=-1).mean())
-    return math.inf if curve <= 0 else float(pull.square().mean().sqrt()) / curve / math.sqrt(len(labels))
+    gradient = mean - scaled.gather(1, labels[:, None])[:, 0]  # [n]
+    curvature = float((p * (scaled - mean[:, None]).square()).sum(dim=-1).mean())
+    if curvature <= 0:
+        return math.inf
+    return float(gradient.square().mean().sqrt()) / curvature / math.sqrt(len(labels))
 
 
 def cautious_temperature(
@@ -74,8 +76,9 @@ def cautious_temperature(
     cautious = math.copysign(max(0.0, abs(log) - error), log)
     highest = negative_log_likelihood(logits / best, labels) + (2 * caution) ** 2 / (2 * len(labels))
 
-    def excess(at: float) -> float:
-        return float(negative_log_likelihood(logits / math.exp(at + bias), labels) - highest)
+    def excess(log_temperature: float) -> float:
+        loss = negative_log_likelihood(logits / math.exp(log_temperature + bias), labels)
+        return float(loss - highest)
 
     if excess(cautious) > 0 > excess(log):
         cautious = float(brentq(excess, cautious, log))

@@ -162,14 +162,14 @@ class Commands(TyperGroup):
 @contextmanager
 def _errors_as_messages() -> Iterator[None]:
     """Turn Ctrl-C and lack of memory into errors with a message; typer alone would print nothing."""
-    from dear.errors import Interrupted, OutOfMemory, ran_out
+    from dear.errors import Interrupted, OutOfMemory, is_out_of_memory
 
     try:
         yield
     except KeyboardInterrupt:
         raise Interrupted("interrupted") from None
     except (RuntimeError, MemoryError) as error:
-        if "torch" not in sys.modules or not ran_out(error):  # typer exits by a RuntimeError, too
+        if "torch" not in sys.modules or not is_out_of_memory(error):  # typer exits by a RuntimeError, too
             raise
         raise OutOfMemory("out of memory; use a smaller batch, a smaller backbone or --device cpu") from error
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 from dear.errors import UsageError
 from dear.heads.concept_words import find_attribute
 from dear.heads.names import CONCEPTS
-from dear.methods.options import NotNegative, Options, Positive, Preset, Share
+from dear.methods.options import NotNegative, Options, Positive, Preset, Ridge, Share
 
 # The upper bound rejects damaged files, which may contain any number.
 TokenCount = Annotated[int, Meta(ge=0, le=1024)]
@@ -45,7 +45,7 @@ class DeARConfig(Options):
     center: Share = 1.0
     #: "ridge": add directions from training images, by ridge regression, to the texts of trained classes
     directions: Literal["ridge", "none"] = "ridge"
-    direction_ridge: Positive = 4.0  #: in units of a squared image feature; large: directions to class means
+    direction_ridge: Ridge = 4.0  #: in units of a squared image feature; large: directions to class means
     #: with one image per class, lambda (the weight of a direction relative to a unit text feature) is this
     #: times the error of frozen texts on the training images; with more, it is initialized by leave-one-out
     direction_weight: Positive = 0.4

@@ -22,6 +22,7 @@ _LARGEST = 100_000  # far more tokens, ranks or layers than any method needs: mo
 Count = Annotated[int, Meta(ge=0)]
 AtLeastOne = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0)]
+Ridge = Annotated[float, Meta(ge=1e-6)]  #: large enough to invert a singular matrix
 NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 

@@ -23,14 +23,14 @@ from torch import Tensor
 from dear.methods.base import Method
 from dear.methods.focus import FeatureReader, FocusConfig, training_features
 from dear.methods.frozen import Batches, Frozen
-from dear.methods.options import Count, Positive
+from dear.methods.options import Count, Positive, Ridge
 from dear.methods.tensors import indicators, unit
 
 
 @dataclass(frozen=True)
 class ProKeRConfig(FocusConfig):
     beta: Positive = 1.7  #: decay of the kernel with distance
-    ridge: Positive = 0.1  #: lambda, strength of the regularization toward zero-shot CLIP
+    ridge: Ridge = 0.1  #: lambda, strength of the regularization toward zero-shot CLIP
     views: Count = 10  #: random views per image to average; 0: the whole image, without augmentation
 
 

@@ -18,7 +18,7 @@ import torch
 from dear.calibration.reference import Reference
 from dear.data.folds import IntArray
 from dear.data.images import ImageSet
-from dear.errors import OutOfMemory, RunError, ran_out
+from dear.errors import OutOfMemory, RunError, is_out_of_memory
 from dear.methods.base import Method
 from dear.runs.folder import (
     load_adapter,
@@ -93,7 +93,7 @@ def train(
         try:
             complete = loop.run(progress, lambda: run.save(loop), save_every, stopped)
         except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
+            if not is_out_of_memory(error):
                 raise
             # A smaller batch changes the result, so the caller decides.
             raise OutOfMemory(

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from dear.errors import OutOfMemory, UsageError, ran_out
+from dear.errors import OutOfMemory, UsageError, is_out_of_memory
 
 CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 MAX_THREADS = 12  #: of `map_threads`
@@ -90,7 +90,7 @@ def in_batches(work: Callable[[range], Result], count: int, batch: int) -> Itera
         try:
             result = work(rows)
         except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
+            if not is_out_of_memory(error):
                 raise
             if len(rows) == 1:
                 raise OutOfMemory(

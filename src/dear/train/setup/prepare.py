@@ -117,8 +117,8 @@ class Job:
         if not copies:
             return base, rows
         labeled = [row for row in rows if row < count]
-        walked = rows + [len(base) + block * count + row for block in range(len(copies)) for row in labeled]
-        return JoinedImages.of(base, *copies), walked
+        shown = rows + [len(base) + block * count + row for block in range(len(copies)) for row in labeled]
+        return JoinedImages.of(base, *copies), shown
 
     def on(self, clip: Clip) -> Job:
         """The same training on another backbone, such as one with another correction."""
@@ -158,7 +158,7 @@ def prepare(
     kind = find_method(spec.method)
     if spec.focus is not None:
         check_focus(kind)
-    images, every, unreadable = _training_images(spec, data, drawn)
+    images, available, unreadable = _training_images(spec, data, drawn)
     several = targets_of(images) is not None
     if several:
         spec = _with_several_labels(spec, without is not None or unlabeled is not None)
@@ -170,7 +170,7 @@ def prepare(
     listed = spec.texts or getattr(images, "texts", None) or {}
     texts = ClassTexts(resolve_texts(listed, images.classes, template) if listed else {})
     if unlabeled is None and spec.unlabeled_weight != 0:
-        unlabeled = find_pool(spec, images, None if drawn else every, drawn)
+        unlabeled = find_pool(spec, images, None if drawn else available, drawn)
     clip = load(spec.backbone_source(), device=pick_device(device)) if clip is None else clip
     notices = [*backbone_notices(clip, images), *image_notices(images, spec.balance)]
     missing = () if unlabeled is None else classes_without_labels(images.labels, images.classes)
@@ -216,10 +216,11 @@ def prepare(
         without = Without.of(spec.without, spec.way, spec.examples or None)
     if without is not None:
         used = concept_roles or role_map or source
-        inside = build(clip, options).cut != "feature"
-        clip, removed, edits = _without(clip, images, without, used, spec.seed, inside, progress, units)
-        for one in (edits, removed):
-            notices += [] if one is None else [f"Removed before training: {one.title}.", *one.notices]
+        trains_tower = build(clip, options).cut != "feature"
+        clip, removed, edits = _without(clip, images, without, used, spec.seed, trains_tower, progress, units)
+        for removal in (edits, removed):
+            if removal is not None:
+                notices += [f"Removed before training: {removal.title}.", *removal.notices]
         copies = edits.kinds if edits is not None and edits.copies else ()
         spec = spec.changed(**_removal_fields(without), copies=copies)
     focus = None
@@ -234,19 +235,19 @@ def prepare(
     pool = None
     if unlabeled is not None and spec.unlabeled_weight != 0:
         spec = spec.changed(unlabeled_digest=data_digest(unlabeled))
-        walk_recipe = partial(recipe_for, spec.changed(balance=False), method)
-        pool = prepare_pool(spec, method, images, walk_recipe, unlabeled, duplicates, progress)
+        epoch_recipe = partial(recipe_for, spec.changed(balance=False), method)
+        pool = prepare_pool(spec, method, images, epoch_recipe, unlabeled, duplicates, progress)
         notices.append(pool.sentence())
     recipe = recipe_for(spec, method, images.labels)
     spec = spec.changed(preset=spec.preset or kind.recommended())
     job = Job(
-        Spec.of(method, recipe, images, spec), method, images, recipe, len(every), unreadable,
+        Spec.of(method, recipe, images, spec), method, images, recipe, len(available), unreadable,
         tuple(notices), removed, focus, edits, duplicates, pool,
     )  # fmt: skip
     if job.teacher is None:
         return job
-    walked, rows = job.training_set
-    recipe = recipe_for(spec.changed(balance=False), method, walked.labels[torch.tensor(rows)])
+    shown, rows = job.training_set
+    recipe = recipe_for(spec.changed(balance=False), method, shown.labels[torch.tensor(rows)])
     return replace(job, recipe=recipe, spec=Spec.of(method, recipe, images, spec))
 
 
@@ -309,21 +310,23 @@ def _without(
     without: Without,
     roles: PathLike | RoleMap | None,
     seed: int,
-    inside: bool,
+    trains_tower: bool,
     progress: Progress | None,
     units: IntArray | None,
 ) -> tuple[Clip, RemovedConcepts | None, EditPlan | None]:
     """The backbone without concepts and directions of edits, and how each was removed.
 
-    A method that learns `inside` the image tower finds a property again that is removed behind it: unless
-    another way is named, it learns from edited copies.
+    A method that trains the image tower relearns a property that is removed behind it: unless another way
+    is named, it learns from edited copies.
     """
     kinds, concepts = split_without(without)
-    removed = None if concepts is None else remove_concepts(clip, images, concepts, roles, inside, units)
+    removed = (
+        None if concepts is None else remove_concepts(clip, images, concepts, roles, trains_tower, units)
+    )
     if not kinds:
         return clip if removed is None else removed.clip, removed, None
     way = without.way if without.way in EDIT_WAYS or concepts is None else "auto"
-    way = "copies" if way == "auto" and inside else way
+    way = "copies" if way == "auto" and trains_tower else way
     edits = plan_edits(clip, images, kinds, way, seed, progress, units)
     parts = [] if removed is None else [removed.removal]
     if edits.removal is not None:
@@ -351,7 +354,7 @@ def _training_images(
     images = open_training(spec) if data is None else data
     if spec.classes and spec.classes != images.classes:
         images = images.select_classes(spec.classes)
-    every = images
+    available = images
     if not drawn:
         check_task(images)
         if spec.shots:
@@ -359,7 +362,7 @@ def _training_images(
     report = check_images(images, spec.unreadable)
     if report.unreadable and not drawn:
         check_task(report.kept)
-    return report.kept, every, tuple(item.reason for item in report.unreadable)
+    return report.kept, available, tuple(item.reason for item in report.unreadable)
 
 
 def open_training(spec: Spec) -> ImageSet:

@@ -172,7 +172,7 @@ def prepare_pool(
         spec: `unlabeled_weight` decides; None: a cross-validation does.
         method: untrained.
         images: the labeled images [n].
-        recipe_for: the recipe of a training, by the labels of what an epoch walks.
+        recipe_for: the recipe of a training, by the labels of the images that an epoch shows.
         pool: the unlabeled images.
         duplicates: copies among the labeled images, which are held out together.
         progress: called with (stage, done, total).
