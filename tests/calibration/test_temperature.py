@@ -80,8 +80,8 @@ def test_a_perfect_answer_does_not_make_the_temperature_zero() -> None:
 
 
 def test_scales_of_trained_and_new_classes() -> None:
-    own = ModeCalibration(temperature=2.0, new_temperature=8.0)
-    mixed, new = (class_scales(own, trained) for trained in ([True, False], [False, False]))
+    calibration = ModeCalibration(temperature=2.0, new_temperature=8.0)
+    mixed, new = (class_scales(calibration, trained) for trained in ([True, False], [False, False]))
     z = torch.tensor([[3.0, 8.0]])
     torch.testing.assert_close(apply_scales(z, mixed), z / 2)
     torch.testing.assert_close(apply_scales(z, new).softmax(-1), (z / 8).softmax(-1))
@@ -96,8 +96,8 @@ def test_auroc_and_interval_agree_with_the_libraries() -> None:
     expected = roc_auc_score([1] * 50 + [0] * 70, np.concatenate([known, unknown]))
     assert auroc(torch.tensor(known), torch.tensor(unknown)) == pytest.approx(expected)
     for hits, n in ((0, 8), (3, 20), (20, 20)):
-        wanted = stats.binomtest(hits, n).proportion_ci(0.9, method="exact")
-        assert share_interval(hits, n) == pytest.approx((wanted.low, wanted.high), abs=1e-9)
+        interval = stats.binomtest(hits, n).proportion_ci(0.9, method="exact")
+        assert share_interval(hits, n) == pytest.approx((interval.low, interval.high), abs=1e-9)
 
 
 def test_threshold_keeps_its_promise_on_new_draws() -> None:
@@ -105,9 +105,9 @@ def test_threshold_keeps_its_promise_on_new_draws() -> None:
     rng = np.random.default_rng(3)
     inside, refused = 0, []
     for _ in range(400):
-        found = threshold(rng.normal(size=160).tolist(), 0.05)
-        share = stats.norm.cdf(found.value)
-        inside += found.low <= share <= found.high
+        limit = threshold(rng.normal(size=160).tolist(), 0.05)
+        share = stats.norm.cdf(limit.value)
+        inside += limit.low <= share <= limit.high
         refused.append(share)
     assert 0.92 < inside / 400 < 0.98
     assert np.mean(refused) < 0.053
@@ -127,16 +127,16 @@ def test_few_images_give_a_wide_interval_and_nonsense_is_refused() -> None:
 def test_the_score_is_the_literal_formula_of_standard_scores() -> None:
     rng = np.random.default_rng(4)
     held, near = rng.normal(9, 3, 50), rng.normal(0.7, 0.1, 50)
-    found = Calibration(nearness=tuple(near), modes={"m": ModeCalibration(1.0, logits=tuple(held))})
+    calibration = Calibration(nearness=tuple(near), modes={"m": ModeCalibration(1.0, logits=tuple(held))})
     largest, nearness = rng.normal(8, 3, 7), rng.normal(0.6, 0.1, 7)
     alone = (largest - held.mean()) / held.std()
     both = alone - np.minimum((nearness - near.mean()) / near.std(), 0) ** 2
-    given = torch.tensor(largest), torch.tensor(nearness)
-    np.testing.assert_allclose(found.score("m", *given), both, rtol=1e-9)
-    np.testing.assert_allclose(found.score("m", given[0]), alone, rtol=1e-9)
+    scores = torch.tensor(largest), torch.tensor(nearness)
+    np.testing.assert_allclose(calibration.score("m", *scores), both, rtol=1e-9)
+    np.testing.assert_allclose(calibration.score("m", scores[0]), alone, rtol=1e-9)
     expected = stats.zscore(held) - np.minimum(stats.zscore(near), 0) ** 2
-    np.testing.assert_allclose(found.held_out("m"), expected, rtol=1e-9)
-    np.testing.assert_allclose(found.held_out("m", nearness=False), stats.zscore(held), rtol=1e-9)
+    np.testing.assert_allclose(calibration.held_out("m"), expected, rtol=1e-9)
+    np.testing.assert_allclose(calibration.held_out("m", nearness=False), stats.zscore(held), rtol=1e-9)
 
 
 def test_held_out_images_are_compared_with_all_others_but_themselves() -> None:
@@ -145,25 +145,25 @@ def test_held_out_images_are_compared_with_all_others_but_themselves() -> None:
     labels = torch.arange(30) % 3
     rows = torch.tensor([4, 0, 29])
     held = HeldOut({"m": torch.randn(3, 3, generator=generator)}, labels[rows], rows)
-    left = turn(0, 1)
-    left = replace(left, trained=("a", "b"), new=("c",), rows=torch.arange(30), labels=labels,
-                   logits={"m": left.logits["m"][:30, :2]})  # fmt: skip
-    plain = fit_calibration(held, [left], False, 10)
-    found = with_nearness(plain, held, [left], features, labels, tuple("abc"))
+    part = turn(0, 1)
+    part = replace(part, trained=("a", "b"), new=("c",), rows=torch.arange(30), labels=labels,
+                   logits={"m": part.logits["m"][:30, :2]})  # fmt: skip
+    plain = fit_calibration(held, [part], False, 10)
+    calibration = with_nearness(plain, held, [part], features, labels, tuple("abc"))
 
     def near(row: int, others: list[int]) -> float:
         cosines = sorted((float(features[row] @ features[o]) for o in others if o != row), reverse=True)
         return float(np.mean(cosines[:5]))
 
     expected = [near(row, list(range(30))) for row in rows.tolist()]
-    np.testing.assert_allclose(found.nearness, expected, atol=1e-5)
+    np.testing.assert_allclose(calibration.nearness, expected, atol=1e-5)
     # Of the turn, whose method knows two of the three classes: both parts by its own known images.
     known = labels.numpy() < 2
     nearness = np.array([near(row, np.flatnonzero(known).tolist()) for row in range(30)])
-    largest = left.logits["m"].amax(1).double().numpy()
+    largest = part.logits["m"].amax(1).double().numpy()
     logit, near_by = ((x - x[known].mean()) / x[known].std() for x in (largest, nearness))
     score = logit - np.minimum(near_by, 0) ** 2
-    assert found.modes["m"].auroc == pytest.approx(roc_auc_score(known, score), abs=1e-6)
+    assert calibration.modes["m"].auroc == pytest.approx(roc_auc_score(known, score), abs=1e-6)
 
 
 def turn(shift: float, seed: int, spread: float = 1.5) -> HeldOutClasses:
@@ -205,12 +205,12 @@ def test_a_cautious_temperature_leaves_calibrated_logits_alone_and_corrects_othe
     for scale in (4.0, 0.25):
         best = fit_temperature(z * scale, labels)
         error = temperature_error(z * scale, labels, best)
-        found = cautious_temperature(z * scale, labels)
+        cautious = cautious_temperature(z * scale, labels)
         nearer = np.log(best) - np.sign(np.log(scale)) * CAUTION * error
-        assert np.log(found) == pytest.approx(nearer, abs=1e-9)
-        assert abs(np.log(found / scale)) < 0.5 * abs(np.log(scale))  # most of the way
+        assert np.log(cautious) == pytest.approx(nearer, abs=1e-9)
+        assert abs(np.log(cautious / scale)) < 0.5 * abs(np.log(scale))  # most of the way
         lower = cautious_temperature(z * scale, labels, bias=0.1)
-        assert np.log(lower) == pytest.approx(np.log(found) - 0.1)
+        assert np.log(lower) == pytest.approx(np.log(cautious) - 0.1)
     best = fit_temperature(z[:20] * 1.2, labels[:20])
     assert abs(np.log(best)) > 0.1
     assert cautious_temperature(z[:20] * 1.2, labels[:20]) == 1.0  # 20 images do not show a factor of 1.2

@@ -66,11 +66,11 @@ def test_tags_as_concepts():
 
 def test_agreement_by_hand():
     tags = {"a": "X", "b": "X", "c": "Y", "d": "Y"}
-    found = {"a": "X", "b": "Y", "c": "Y", "d": "Y", "e": "Y"}
-    values = tag_agreement(found, found, tags)
+    concept_of = {"a": "X", "b": "Y", "c": "Y", "d": "Y", "e": "Y"}
+    values = tag_agreement(concept_of, concept_of, tags)
     assert values["same_name"] == 0.75
     assert values["purity"] == 0.75
-    assert tag_agreement(found, found, {}) == {}
+    assert tag_agreement(concept_of, concept_of, {}) == {}
 
 
 def test_too_few_phrases():
@@ -82,9 +82,9 @@ def test_the_real_sentence_model_finds_most_tags():
     embed = sentence_embedder()
     corpus = load_corpus()
     some = corpus.texts[::10]
-    found = cluster_concepts(some, embed, corpus.tags)
-    assert found.agreement["same_name"] > 0.65
-    assert len(found.names) >= 12
+    concepts = cluster_concepts(some, embed, corpus.tags)
+    assert concepts.agreement["same_name"] > 0.65
+    assert len(concepts.names) >= 12
     bare = cluster_concepts(some, embed)  # named by prototypes alone
     right = np.mean([bare.concept_of[phrase] == corpus.tags[phrase] for phrase in some])
     assert right > 0.4

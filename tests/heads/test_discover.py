@@ -16,10 +16,10 @@ WORDS = Corpus("some", load_corpus().phrases[::20])
 
 
 @pytest.fixture(scope="module")
-def found():
+def discovered():
     clip = tiny_clip(seed=4)
     pixels = torch.randn(40, 3, 32, 32, generator=torch.Generator().manual_seed(6))
-    seen = []
+    stages = []
     roles = discover_roles(
         clip,
         pixels,
@@ -27,13 +27,13 @@ def found():
         corpus=WORDS,
         phrases=6,
         concepts="tags",
-        progress=lambda *a: seen.append(a),
+        progress=lambda *a: stages.append(a),
     )
-    return clip, pixels, roles, seen
+    return clip, pixels, roles, stages
 
 
-def test_phrases_are_those_of_the_literal_procedure(found):
-    clip, pixels, roles, _ = found
+def test_phrases_are_those_of_the_literal_procedure(discovered):
+    clip, pixels, roles, _ = discovered
     parts = decompose(clip, pixels, [3, 4])
     text = clip.encode_text(list(WORDS.texts)).numpy()
     for (layer, head), role in roles:
@@ -41,8 +41,8 @@ def test_phrases_are_those_of_the_literal_procedure(found):
         assert role.phrases == tuple(WORDS.texts[pick] for pick in expected)
 
 
-def test_the_map_is_bound_whole_and_saved(found, tmp_path):
-    clip, _, roles, _ = found
+def test_the_map_is_bound_whole_and_saved(discovered, tmp_path):
+    clip, _, roles, _ = discovered
     assert roles.layers == (3, 4)
     assert roles.fingerprint == clip.fingerprint
     assert roles.check(clip) is None
@@ -60,28 +60,28 @@ def test_the_map_is_bound_whole_and_saved(found, tmp_path):
         )
 
 
-def test_progress_tells_every_stage(found):
-    stages = [stage for stage, _, _ in found[3]]
+def test_progress_tells_every_stage(discovered):
+    stages = [stage for stage, _, _ in discovered[3]]
     assert list(dict.fromkeys(stages)) == ["phrases", "images", "heads", "concepts", "stability"]
-    assert ("images", 40, 40) in found[3]
+    assert ("images", 40, 40) in discovered[3]
 
 
-def test_the_ways_to_find_concepts(found):
-    clip, pixels, _, _ = found
+def test_the_ways_to_find_concepts(discovered):
+    clip, pixels, _, _ = discovered
     options = {"layers": [4], "corpus": WORDS, "phrases": 12}
     clusters = discover_roles(clip, pixels, rule="quantile", **options)
     assert clusters.evidence["concepts"]["way"] == "clusters"
     assert 0 < clusters.evidence["concepts"]["agreement"]["same_name"] <= 1
     assert clusters.parameters == {"q": 0.2}
-    own = discover_roles(
+    with_own_sentences = discover_roles(
         clip, pixels, concepts={"Here": ["a city"], "There": ["a cat", "a dog"]}, core=("Here",), **options
     )
-    assert {c for _, role in own for c in role.shares} <= {"Here", "There"}
-    assert {role.kind for _, role in own} <= {"core", "other", "mixed"}
+    assert {c for _, role in with_own_sentences for c in role.shares} <= {"Here", "There"}
+    assert {role.kind for _, role in with_own_sentences} <= {"core", "other", "mixed"}
 
 
-def test_wrong_options_are_told_before_the_work(found):
-    clip = found[0]
+def test_wrong_options_are_told_before_the_work(discovered):
+    clip = discovered[0]
 
     def never():
         raise AssertionError("images were read")
@@ -108,10 +108,10 @@ def test_wrong_options_are_told_before_the_work(found):
     with pytest.raises(RoleError, match="'empty'"):
         discover_roles(tiny_clip(), torch.randn(4, 3, 32, 32), corpus=Corpus("empty", ()), concepts="tags")
     with pytest.raises(RoleError, match="magic"):
-        discover_roles(clip, found[1], corpus=WORDS, concepts="magic")
+        discover_roles(clip, discovered[1], corpus=WORDS, concepts="magic")
 
 
-def test_a_missing_extra_is_told_before_the_images_are_read(found, monkeypatch):
+def test_a_missing_extra_is_told_before_the_images_are_read(discovered, monkeypatch):
     def never():
         raise AssertionError("images were read")
         yield
@@ -119,11 +119,11 @@ def test_a_missing_extra_is_told_before_the_images_are_read(found, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     for concepts in ("clusters", "fixed", {"Color": ["red"]}):
         with pytest.raises(DearError, match="roles"):
-            discover_roles(found[0], never(), corpus=WORDS, concepts=concepts)
+            discover_roles(discovered[0], never(), corpus=WORDS, concepts=concepts)
 
 
-def test_options_as_one_value_or_by_name(found):
-    clip, pixels, _, _ = found
+def test_options_as_one_value_or_by_name(discovered):
+    clip, pixels, _, _ = discovered
     options = RoleOptions(layers=[4], corpus=WORDS, phrases=12, concepts="tags")
     assert discover_roles(clip, pixels, options) == discover_roles(
         clip, pixels, layers=[4], corpus=WORDS, phrases=12, concepts="tags"
@@ -149,14 +149,14 @@ def test_defaults_follow_the_backbone():
 def test_features_keep_the_order_of_the_phrases():
     clip = tiny_clip()
     texts = ["a very long phrase about a cat on a mat", "a dog", "two words more than a dog", "red"]
-    kept, features, _ = text_features(clip, texts)
-    assert kept == tuple(texts)
+    distinct, features, _ = text_features(clip, texts)
+    assert distinct == tuple(texts)
     expected = torch.nn.functional.normalize(clip.encode_text(texts), dim=-1)
     torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_user_corpus_without_tags(found):
-    clip, pixels, _, _ = found
+def test_user_corpus_without_tags(discovered):
+    clip, pixels, _, _ = discovered
     bare = Corpus("bare", tuple(Phrase(text) for text in WORDS.texts))
     with pytest.raises(RoleError, match="'tags'"):
         discover_roles(clip, pixels, layers=[4], corpus=bare, concepts="tags")

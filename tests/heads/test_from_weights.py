@@ -91,17 +91,17 @@ def test_phrases_are_those_of_textspan_on_the_contributions(clip):
 
 
 def test_a_head_that_writes_along_a_phrase_is_described_by_it():
-    clip, wanted = tiny_clip("gelu"), 7
+    clip, phrase = tiny_clip("gelu"), 7
     text = torch.nn.functional.normalize(torch.randn(30, clip.config.embed_dim), dim=-1)
     visual, size = clip.visual, clip.config.vision.head_width
     carry = visual.ln_post.weight[:, None] * visual.proj  # [D, E]
     carry = carry - carry.mean(dim=0)
     with torch.no_grad():
         along = (
-            torch.linalg.pinv(carry.T.double()) @ text[wanted].double()
+            torch.linalg.pinv(carry.T.double()) @ text[phrase].double()
         )  # what the feature turns into text
         visual.blocks[1].attn.o.weight[:, size : 2 * size] = along.float()[:, None]
-    assert textspan_moments(weight_moments(clip, [2]), text, 1).picks[0, 1, 0] == wanted
+    assert textspan_moments(weight_moments(clip, [2]), text, 1).picks[0, 1, 0] == phrase
 
 
 @pytest.mark.parametrize("family", FAMILIES)

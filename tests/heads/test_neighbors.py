@@ -32,20 +32,22 @@ def test_precision_on_the_worlds_truth_beside_random_heads() -> None:
     from dear.images.views import normalize
 
     pixels = normalize(world.render(scenes), clip.config.mean, clip.config.std)
-    seen = collect_contributions(clip, pixels, roles.layers)
+    contributions = collect_contributions(clip, pixels, roles.layers)
     heads = attribute_heads(roles)["Location"]
-    space, _ = head_space(seen, heads)
-    own = precision_at(space, scenes.place)
-    whole = precision_at(torch.nn.functional.normalize(seen.features, dim=1), scenes.place)
+    space, _ = head_space(contributions, heads)
+    by_heads = precision_at(space, scenes.place)
+    by_feature = precision_at(torch.nn.functional.normalize(contributions.features, dim=1), scenes.place)
     keys = [key for key, _ in roles if key not in heads]
-    other = precision_at(head_space(seen, random.Random(1).sample(keys, len(heads)))[0], scenes.place)
-    assert own > 0.9
-    assert own > whole + 0.2
-    assert own > other + 0.2
+    other = precision_at(
+        head_space(contributions, random.Random(1).sample(keys, len(heads)))[0], scenes.place
+    )
+    assert by_heads > 0.9
+    assert by_heads > by_feature + 0.2
+    assert by_heads > other + 0.2
     # The rows are the contributions of the heads, centered, at unit length.
     parts = decompose(clip, pixels[:3], roles.layers)
     rows = torch.cat([parts.heads[:, roles.layers.index(layer), head] for layer, head in heads], dim=1)
-    center = head_space(seen, heads)[1]
+    center = head_space(contributions, heads)[1]
     assert torch.allclose(torch.nn.functional.normalize(rows - center, dim=1), space[:3], atol=1e-4)
 
 
@@ -54,21 +56,21 @@ def test_the_query_is_left_out_and_lists_differ(tmp_path: Path) -> None:
     for index in range(len(images)):
         images.image(index).save(tmp_path / f"{index:03d}.png")
     query = str(tmp_path / "007.png")
-    found = retrieve(query=query, gallery=tmp_path, backbone="mini", top=5)
-    assert {one.attribute for one in found} >= {"Location", "Color"}
-    for one in found:
+    matches = retrieve(query=query, gallery=tmp_path, backbone="mini", top=5)
+    assert {one.attribute for one in matches} >= {"Location", "Color"}
+    for one in matches:
         assert len(one.keys) == 5
         assert not any(key.endswith("007.png") for key in one.keys)
-    place = next(one for one in found if one.attribute == "Location")
+    place = next(one for one in matches if one.attribute == "Location")
     assert images.groups is not None
     assert sum(images.groups[index] == images.groups[7] for index in place.indices) >= 4
-    assert found.notice is None
+    assert matches.notice is None
     words = ["retrieve", "--backbone", "mini", "--query", query, "--gallery", str(tmp_path), "--top", "5"]
     result = CliRunner().invoke(build_app(), [*words, "--attribute", "location", "--json"])
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout.splitlines()[-1])
-    assert told["by"] == "heads"
-    assert [row["image"] for row in told["attributes"]["Location"]] == list(place.keys)
+    printed = json.loads(result.stdout.splitlines()[-1])
+    assert printed["by"] == "heads"
+    assert [row["image"] for row in printed["attributes"]["Location"]] == list(place.keys)
     with pytest.raises(UsageError, match="'smell'"):
         retrieve(query=query, gallery=tmp_path, backbone="mini", attribute="smell")
     error = CliRunner().invoke(build_app(), ["retrieve", *words[3:]]).exception

@@ -53,11 +53,11 @@ def test_a_heads_term_is_what_the_pooled_vector_loses_without_it(family: str) ->
         carried = (added - added.mean(-1, keepdim=True)) / spread * visual.ln_post.weight
         values = torch.nn.functional.linear(carried, pool.attn.v.weight).unflatten(-1, (pool.attn.heads, -1))
         merged = torch.einsum("bgn,bngk->bgk", pattern[:, :, 0], values).flatten(1)
-        wanted = merged @ pool.attn.o.weight.T @ visual.projection_matrix()
-    got = decompose(clip, pixels, [layer]).heads[:, 0, head]
-    torch.testing.assert_close(got, wanted.float(), rtol=1e-4, atol=1e-5)
+        expected = merged @ pool.attn.o.weight.T @ visual.projection_matrix()
+    contribution = decompose(clip, pixels, [layer]).heads[:, 0, head]
+    torch.testing.assert_close(contribution, expected.float(), rtol=1e-4, atol=1e-5)
     small = head_outputs(clip, pixels, [layer]).outputs[:, 0, head] @ head_maps(clip, [layer])[0, head]
-    torch.testing.assert_close(small, got)
+    torch.testing.assert_close(small, contribution)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -69,9 +69,9 @@ def test_roles_come_with_the_share_that_heads_explain(family: str) -> None:
     share = decompose(clip, pixels).explained
     assert share is not None
     assert roles.evidence["linear_share"] == pytest.approx(float(share.mean()), abs=1e-3)
-    said = " ".join(sentence for sentence, _ in map_quality(roles, HeadEvidence()))
-    assert f"{share.mean():.1%}" in said
-    assert "exact" not in said
+    sentences = " ".join(sentence for sentence, _ in map_quality(roles, HeadEvidence()))
+    assert f"{share.mean():.1%}" in sentences
+    assert "exact" not in sentences
 
 
 def test_attention_maps_need_a_class_token() -> None:

@@ -38,12 +38,12 @@ def test_real_contributions_sum_to_the_feature(mini, pixels):
 def test_real_phrases_equal_the_literal_procedure(mini, pixels):
     layers = (10, 12)
     texts, features, _ = text_features(mini, load_corpus("world").texts)
-    kept = torch.cat([decompose(mini, part, layers).heads for part in pixels.split(60)])
-    found = textspan_moments(compute_moments(mini, pixels.split(64), layers), features, 12).picks
+    contributions = torch.cat([decompose(mini, part, layers).heads for part in pixels.split(60)])
+    picks = textspan_moments(compute_moments(mini, pixels.split(64), layers), features, 12).picks
     for place in range(2):
         for head in (0, 11):  # the literal procedure takes a second for each
-            expected = literal_textspan(kept[:, place, head].numpy(), features.numpy(), 12)
-            assert found[place, head].tolist() == expected
+            expected = literal_textspan(contributions[:, place, head].numpy(), features.numpy(), 12)
+            assert picks[place, head].tolist() == expected
     assert len(texts) > 1000
 
 

@@ -290,9 +290,9 @@ def test_table2_is_taken_by_itself_for_openais_b16_alone(name, changes, known):
     config = ClipConfig.named("ViT-B-16")
     config = replace(config, vision=replace(config.vision, **changes))
     clip = SimpleNamespace(name=name, config=config, fingerprint="sha256:0")
-    found = known_roles(clip)
-    assert (found is not None) == known
-    assert found is None or found.rule == "table2"
+    roles = known_roles(clip)
+    assert (roles is not None) == known
+    assert roles is None or roles.rule == "table2"
 
 
 def test_table2_can_be_asked_for_by_name(tmp_path):

@@ -30,10 +30,10 @@ def outputs(count: int, seed: int = 0) -> torch.Tensor:
 
 
 def blocks(*sizes: int) -> BlockMoments:
-    found = BlockMoments(MAPS, (1, 2))
+    moments = BlockMoments(MAPS, (1, 2))
     for seed, size in enumerate(sizes):
-        found.add(outputs(size, seed))
-    return found
+        moments.add(outputs(size, seed))
+    return moments
 
 
 def test_images_are_dealt_to_blocks_whatever_the_batches() -> None:
@@ -43,22 +43,22 @@ def test_images_are_dealt_to_blocks_whatever_the_batches() -> None:
     two = blocks(7, 16)
     for number in range(BLOCKS):
         rows = everything[number::BLOCKS].double()
-        for found in (one.blocks[number], two.blocks[number]):
-            assert found.count == len(rows)
-            torch.testing.assert_close(found.total, rows.sum(0))
-            torch.testing.assert_close(found.square, torch.einsum("blhi,blhj->lhij", rows, rows))
+        for block in (one.blocks[number], two.blocks[number]):
+            assert block.count == len(rows)
+            torch.testing.assert_close(block.total, rows.sum(0))
+            torch.testing.assert_close(block.square, torch.einsum("blhi,blhj->lhij", rows, rows))
     torch.testing.assert_close(two.total, everything.double().sum(0))
 
 
 def test_a_replicate_is_a_sum_of_blocks() -> None:
     import random
 
-    seen = blocks(40)
+    moments = blocks(40)
     drawn = random.Random(3).choices(range(BLOCKS), k=BLOCKS)
     rows = torch.cat([outputs(40)[number::BLOCKS] for number in drawn]).double()
-    found = seen.replicate(3)
-    assert found.count == len(rows)
-    torch.testing.assert_close(found.total, rows.sum(0))
+    replicate = moments.replicate(3)
+    assert replicate.count == len(rows)
+    torch.testing.assert_close(replicate.total, rows.sum(0))
 
 
 def test_agreement_and_chance_by_hand() -> None:
@@ -69,11 +69,11 @@ def test_agreement_and_chance_by_hand() -> None:
         (1, 3): Role("mixed"),
     }
     other = {**base, (1, 0): Role("core", "Shape"), (1, 3): Role("generalization", "Style")}
-    found = measure_stability(base, [base, other])
-    assert found.heads == {(1, 0): 0.5, (1, 1): 1.0, (1, 2): 1.0, (1, 3): 0.5}
-    assert found.share == 0.75
+    stability = measure_stability(base, [base, other])
+    assert stability.heads == {(1, 0): 0.5, (1, 1): 1.0, (1, 2): 1.0, (1, 3): 0.5}
+    assert stability.share == 0.75
     # base against base: (1 + 1 + 4) / 16; base against other: Color 1x0, Shape 1x2, mixed 2x1 -> 4 / 16
-    assert found.chance == pytest.approx((6 / 16 + 4 / 16) / 2)
+    assert stability.chance == pytest.approx((6 / 16 + 4 / 16) / 2)
 
 
 def test_a_rule_that_looks_at_nothing_is_steady_and_one_of_noise_is_not() -> None:
@@ -88,8 +88,8 @@ def test_a_rule_that_looks_at_nothing_is_steady_and_one_of_noise_is_not() -> Non
     def noise(moments: Moments) -> dict[tuple[int, int], Role]:
         return {(1, h): Role("core", rng.choice(names)) for h in range(3)}
 
-    found = bootstrap(seen, noise, noise(seen), replicates=200)
-    assert abs(found.share - found.chance) < 0.12
+    stability = bootstrap(seen, noise, noise(seen), replicates=200)
+    assert abs(stability.share - stability.chance) < 0.12
     assert bootstrap(blocks(5), lambda moments: fixed, fixed) is None
 
 
@@ -121,21 +121,21 @@ def test_discovery_skips_damaged_images_also_when_it_resumes(tmp_path: Path) -> 
         Image.fromarray(noise).save(file)
     words = Corpus("few", (Phrase("red", "Color"), Phrase("blue sea", "Location"), Phrase("round", "Shape")))
     settings = {"corpus": words, "concepts": "tags", "phrases": 2, "batch_size": 4}
-    whole = discover_roles(clip, unlabeled_images([*files[:2], *files[3:]]), **settings)
+    uninterrupted = discover_roles(clip, unlabeled_images([*files[:2], *files[3:]]), **settings)
     files[2].write_bytes(b"no image")
     with pytest.raises(DearError, match=r"2\.png"):
         discover_roles(clip, unlabeled_images(files), **settings)
     skipped = discover_roles(clip, unlabeled_images(files), **settings, unreadable="skip")
     assert skipped.evidence["image_count"] == 11
     assert skipped.evidence["unreadable_images"] == 1
-    assert skipped.table.keys() == whole.table.keys()
+    assert skipped.table.keys() == uninterrupted.table.keys()
     # The third image, which is damaged, is done: the rest begins at the fifth.
     images, layers = unlabeled_images(files), clip.config.vision.last_third
-    kept = SavedMoments(tmp_path / "k", clip, images, layers, 4)
+    saved = SavedMoments(tmp_path / "k", clip, images, layers, 4)
     moments = BlockMoments(head_maps(clip, layers), layers)
     pixels, _ = over_pixels(images, lambda batch: batch, clip, unreadable="skip", batch=4)
     moments.add(head_outputs(clip, pixels[0], layers).outputs)
-    kept.save(moments, 4)
+    saved.save(moments, 4)
     again = discover_roles(clip, images, **settings, unreadable="skip", keep=tmp_path / "k")
     assert again.evidence == skipped.evidence
 
@@ -145,14 +145,14 @@ def test_discovery_reports_stability_and_resumes_to_the_same(tmp_path: Path) -> 
     tagged = {"red": "Color", "a green thing": "Color", "blue sea": "Location", "round": "Shape"}
     words = Corpus("few", tuple(Phrase(text, concept) for text, concept in tagged.items()))
     settings = {"corpus": words, "concepts": "tags", "phrases": 2, "batch_size": 7}
-    whole = discover_roles(clip, images, **settings)
-    stability = whole.evidence["stability"]
+    uninterrupted = discover_roles(clip, images, **settings)
+    stability = uninterrupted.evidence["stability"]
     assert 0 <= stability["share"] <= 1
     assert stability["replicates"] == 10
     assert "stability" not in discover_roles(clip, images, **settings, replicates=0).evidence
     with pytest.raises(RoleError, match="replicates"):
         discover_roles(clip, images, **settings, replicates=-1)
-    kept = SavedMoments(tmp_path / "k", clip, images, clip.config.vision.last_third, 7)
+    saved = SavedMoments(tmp_path / "k", clip, images, clip.config.vision.last_third, 7)
     layers = clip.config.vision.last_third
     half = BlockMoments(head_maps(clip, layers), layers)
     over_pixels(
@@ -161,7 +161,7 @@ def test_discovery_reports_stability_and_resumes_to_the_same(tmp_path: Path) -> 
         clip,
         batch=7,
     )
-    kept.save(half, 14)
+    saved.save(half, 14)
     again = discover_roles(clip, images, **settings, keep=tmp_path / "k")
-    assert again.evidence == whole.evidence
+    assert again.evidence == uninterrupted.evidence
     assert not (tmp_path / "k").exists()

@@ -48,12 +48,12 @@ def test_what_is_removed_cannot_be_used(name: str) -> None:
     model = fitted(name, corrected(((5, 1), (6, 2)), blind=True))
     for logits in model.all_logits(pixels()).values():
         assert (logits - logits[:1]).abs().max() < 1e-4
-    seen = fitted(name, corrected(((5, 1), (6, 2))))
-    for logits in seen.all_logits(pixels()).values():
+    corrected_method = fitted(name, corrected(((5, 1), (6, 2))))
+    for logits in corrected_method.all_logits(pixels()).values():
         assert (logits - logits[:1]).abs().max() > 1e-3
-    if seen.open_classes:
-        other = seen.with_classes(NOVEL)
-        assert other.clip.correction is seen.clip.correction
+    if corrected_method.open_classes:
+        other = corrected_method.with_classes(NOVEL)
+        assert other.clip.correction is corrected_method.clip.correction
 
 
 @pytest.mark.parametrize("name", ["linear-probe", "zeroshot"])
@@ -166,24 +166,24 @@ def test_worst_group_is_counted(tmp_path: Path) -> None:
         groups = tuple("ab"[index % 2] for index in range(12))
 
         def __getattr__(self, name: str):  # type: ignore[no-untyped-def]
-            return getattr(own, name)
+            return getattr(images, name)
 
         def __len__(self) -> int:
-            return len(own)
+            return len(images)
 
-    own = task()
-    found = Model(fitted("linear-probe")).evaluate(Grouped())  # type: ignore[arg-type]
-    right = (found.answers["default"] == found.labels).tolist()
+    images = task()
+    evaluation = Model(fitted("linear-probe")).evaluate(Grouped())  # type: ignore[arg-type]
+    right = (evaluation.answers["default"] == evaluation.labels).tolist()
     groups = {
         f"{NAMES[label]}, {'ab'[value]}": [
-            hit for i, hit in enumerate(right) if found.labels[i] == label and i % 2 == value
+            hit for i, hit in enumerate(right) if evaluation.labels[i] == label and i % 2 == value
         ]
         for label in range(3)
         for value in range(2)
     }
     expected = {name: sum(hits) / len(hits) for name, hits in groups.items()}
-    assert found.per_group() == expected
-    assert found.report()["worst_group"]["accuracy"] == min(expected.values())
+    assert evaluation.per_group() == expected
+    assert evaluation.report()["worst_group"]["accuracy"] == min(expected.values())
     assert "worst_group" not in Model(fitted("linear-probe")).evaluate(Plain()).report()
 
 

@@ -154,11 +154,11 @@ def test_readonly_isolation_also_leaves_the_class_feature_frozen() -> None:
 def test_beta_one_feeds_every_layer_the_raw_token() -> None:
     """Seen from inside: what layer 6 gets at the token's place is the raw token, whatever layer 5 gave."""
     model = build(beta=1.0)
-    seen = []
-    hook = model.clip.visual.blocks[5].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    inputs = []
+    hook = model.clip.visual.blocks[5].register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
     model.logits(images())
     hook.remove()
-    tokens = seen[-1][:, -5:]
+    tokens = inputs[-1][:, -5:]
     assert torch.equal(tokens, model.tokens.detach().expand_as(tokens))
 
 

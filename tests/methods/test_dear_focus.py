@@ -69,8 +69,8 @@ def test_a_mixed_batch_answers_as_each_alone() -> None:
     models = [build(clip), build(clip, 2), build(other, 3), build(clip, 4, HEADS[:1]), build(clip, 5, ())]
     models += [build(clip, 6, focus_share=0.5), models[0]]
     pixels = images(len(models))
-    for one, own, row in zip(mixed_batch.logits(models, pixels), models, range(len(models)), strict=True):
-        torch.testing.assert_close(one, own.logits(pixels[row : row + 1])[0], rtol=1e-5, atol=1e-5)
+    for one, model, row in zip(mixed_batch.logits(models, pixels), models, range(len(models)), strict=True):
+        torch.testing.assert_close(one, model.logits(pixels[row : row + 1])[0], rtol=1e-5, atol=1e-5)
 
 
 def test_an_explanation_takes_the_vote_of_the_heads_apart() -> None:

@@ -46,8 +46,8 @@ def test_leaving_an_image_out_is_fitting_without_it() -> None:
         others = [j for j in range(12) if j != i]
         normal = x[others].T @ x[others] + 2.0 * torch.eye(6).double()
         expected = torch.linalg.solve(normal, x[others].T @ y[others]).T
-        got = fitted.rows - change[i][:, None] * moved[i]
-        torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+        without_image = fitted.rows - change[i][:, None] * moved[i]
+        torch.testing.assert_close(without_image, expected, rtol=0, atol=1e-12)
 
 
 def test_leaving_an_image_out_leaves_its_copies_out() -> None:

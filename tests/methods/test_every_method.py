@@ -145,11 +145,11 @@ class TestEveryMethod:
 
     def test_a_paused_run_continues_to_the_same_bits(self, name: str, tmp_path: Path) -> None:
         """Sums over epochs, gate histories, caches and dropout are part of what a pause keeps."""
-        asked: list[int] = []
+        stops: list[int] = []
         if name in LEARNING:
             cut = build(name), TASK, recipe(name), tmp_path / "run"
             with pytest.raises(Paused):
-                train(*cut, stop=lambda: asked.append(1) or len(asked) == 5)
+                train(*cut, stop=lambda: stops.append(1) or len(stops) == 5)
         again = build(name)
         train(again, TASK, recipe(name), tmp_path / "run", resume=name in LEARNING)
         states = trained(name).method.adapter_state(), again.adapter_state()
@@ -288,14 +288,14 @@ class TestEveryMethod:
     def test_a_bound_method_shares_what_is_learned_and_nothing_else(self, name: str) -> None:
         method = trained(name).copy()
         logits, clip, prompts = method.logits(pixels()), method.clip, method.prompts
-        frozen, kept = prompts.frozen, dict(prompts._prefix)
+        frozen, prefix = prompts.frozen, dict(prompts._prefix)
         other = method.bind(clip.cast(torch.bfloat16))
         assert other.prompts is not prompts
         assert 0 < (other.logits(pixels()) - logits).abs().max() < 1.0
         assert method.clip is clip
         assert method.prompts is prompts
         assert prompts.frozen is frozen
-        assert all(prompts._prefix[layer] is tensor for layer, tensor in kept.items())
+        assert all(prompts._prefix[layer] is tensor for layer, tensor in prefix.items())
         assert torch.equal(method.logits(pixels()), logits)
         shake(other)
         assert [id(p) for p in method.parameters()] == [id(p) for p in other.parameters()]

@@ -76,8 +76,8 @@ def test_a_focused_probe_is_a_logistic_regression_on_the_focused_feature() -> No
     ]
     expected = (torch.cat([unit[0], 2 * unit[1]], dim=1) / 5**0.5).numpy()
     reference = LogisticRegression(C=10.0, max_iter=5000, tol=1e-9).fit(expected, labels.numpy())
-    own = probe.logits(pixels).softmax(dim=1).numpy()
-    np.testing.assert_allclose(own, reference.predict_proba(expected), atol=1e-3)
+    probabilities = probe.logits(pixels).softmax(dim=1).numpy()
+    np.testing.assert_allclose(probabilities, reference.predict_proba(expected), atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_a_mixed_batch_answers_as_each_alone() -> None:
         batch = features_batch(method, pixels, labels)
         method.prepare(lambda augment, batch=batch: iter([batch]))
     together = mixed_batch.logits(methods, pixels)
-    for row, (method, found) in enumerate(zip(methods, together, strict=True)):
-        torch.testing.assert_close(found, method.logits(pixels[row : row + 1])[0], atol=1e-4, rtol=1e-4)
+    for row, (method, logits) in enumerate(zip(methods, together, strict=True)):
+        torch.testing.assert_close(logits, method.logits(pixels[row : row + 1])[0], atol=1e-4, rtol=1e-4)
 
 
 def test_wrong_options_are_refused() -> None:

@@ -59,15 +59,15 @@ def test_a_method_learns_saves_and_answers_or_refuses(name: str, family: str) ->
             losses.append(float(loss.total.detach()))
         # Tip-Adapter-F answers its training images almost perfectly before any step.
         assert min(losses[1:]) < losses[0] or losses[0] < 0.01, losses
-    own = method.logits(pixels)
-    assert own.shape == (6, 3)
-    assert own.isfinite().all()
+    logits = method.logits(pixels)
+    assert logits.shape == (6, 3)
+    assert logits.isfinite().all()
     again = build_method(name, method.clip, NAMES, roles=mixed_roles(), seed=9, config=method.config)
     again.load_adapter_state(method.adapter_state())
-    assert torch.equal(again.logits(pixels), own)
+    assert torch.equal(again.logits(pixels), logits)
     method.clip.use_fused(False)
     method._cache.clear()
-    torch.testing.assert_close(method.logits(pixels), own, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(method.logits(pixels), logits, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -96,8 +96,8 @@ def test_core_heads_read_their_own_token_alone(family: str) -> None:
     tokens = torch.randn(2, clip.config.vision.width, dtype=torch.float64)
     results = []
     for change in (torch.zeros_like(tokens[1]), torch.randn_like(tokens[1])):
-        own = torch.stack([tokens[0], tokens[1] + change])
-        layers = {layer: LayerEdit(tokens=own, mask=BlockMask(see)) for layer in (5, 6)}
+        layer_tokens = torch.stack([tokens[0], tokens[1] + change])
+        layers = {layer: LayerEdit(tokens=layer_tokens, mask=BlockMask(see)) for layer in (5, 6)}
         results.append(clip.visual.run(x, first=5, edit=Edit(layers, count=2)))
     pooled = [clip.visual.pooled(Rows(y if clip.visual.pool else y[:, [0, -2, -1]]), 2) for y in results]
     torch.testing.assert_close(pooled[0][:, :2], pooled[1][:, :2], rtol=1e-9, atol=1e-9)

@@ -59,21 +59,21 @@ def changed_weights(method: Method) -> dict[str, torch.Tensor]:
             name = f"{tower}.proj"
         else:
             layer, parameter = rest.split("_", 1)
-            wanted = [
+            parts = [
                 n
                 for n in weights
                 if n.startswith(f"{tower}.blocks.{int(layer) - 1}.")
                 and n.split(".", 3)[3].replace(".", "_") == parameter
             ]
-            (name,) = wanted
+            (name,) = parts
         weights[name] = (weights[name] + change.detach()).requires_grad_()
     return weights
 
 
 def literal_features(method: Method, weights: dict[str, torch.Tensor], pixels: torch.Tensor):
     config = method.clip.config
-    found = image_tokens(weights, pixels, config.vision)[:, 0] @ weights["visual.proj"]
-    return found, text_features(weights, prompt_ids(method), config.text)
+    features = image_tokens(weights, pixels, config.vision)[:, 0] @ weights["visual.proj"]
+    return features, text_features(weights, prompt_ids(method), config.text)
 
 
 # -- SkipTuning ---------------------------------------------------------------------------------------
@@ -173,13 +173,13 @@ def test_two_stage_new_classes_take_the_adapted_text_features() -> None:
     with torch.no_grad():
         method.classifier.mul_(-1)  # so that rows of the classifier and text features cannot be confused
     new = ("house", "dog", "tree")
-    found = method.with_classes(new).logits(pixels)
+    logits = method.with_classes(new).logits(pixels)
     weights = changed_weights(method)
     image, _ = literal_features(method, weights, pixels)
     texts = text_features(weights, prompt_ids(method, new), method.clip.config.text)
     expected = logits_of(weights, image, texts).detach()
-    torch.testing.assert_close(found[:, [0, 2]], expected[:, [0, 2]])
-    torch.testing.assert_close(found[:, 1], method.logits(pixels)[:, NAMES.index("dog")])
+    torch.testing.assert_close(logits[:, [0, 2]], expected[:, [0, 2]])
+    torch.testing.assert_close(logits[:, 1], method.logits(pixels)[:, NAMES.index("dog")])
 
 
 # -- ProLIP -------------------------------------------------------------------------------------------
@@ -223,8 +223,8 @@ def literal_lp(features, labels, texts, steps):
         w[label] += feature
     means = []
     for c in range(classes):
-        own = [float(features[i] @ texts[c]) for i in range(count) if labels[i] == c]
-        means.append(sum(own) / len(own))
+        cosines = [float(features[i] @ texts[c]) for i in range(count) if labels[i] == c]
+        means.append(sum(cosines) / len(cosines))
     alpha = torch.full((classes,), 250 * sum(means) / classes, dtype=torch.float64, requires_grad=True)
     w.requires_grad_()
     b = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
@@ -264,8 +264,8 @@ def test_lp_plus_plus_on_a_part_of_the_images_is_as_sure_as_on_all() -> None:
     alone = fit_lp(features, features @ texts.T, labels, 40)
     counted = fit_lp(features, features @ texts.T, labels, 40, images=8)
     assert float((alone[0] - twice[0]).abs().max()) > 0.1
-    for found, wanted in zip(counted, twice, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    for once, again in zip(counted, twice, strict=True):
+        torch.testing.assert_close(once, again, rtol=1e-4, atol=1e-4)
     method = prepared("lp-plus-plus", steps=5, views=0)
     assert method.settled_config().images == len(LABELS) / len(NAMES)
 
@@ -298,9 +298,11 @@ def test_proker_minimizes_its_objective() -> None:
         return ((s @ t.T + inner @ c - y) ** 2).sum() + 0.3 * np.trace(c.T @ inner @ c)
 
     rng = np.random.default_rng(0)
-    found = method.coefficients.numpy()
-    least = objective(found)
-    assert all(objective(found + 1e-3 * rng.normal(size=found.shape)) > least for _ in range(20))
+    coefficients = method.coefficients.numpy()
+    least = objective(coefficients)
+    assert all(
+        objective(coefficients + 1e-3 * rng.normal(size=coefficients.shape)) > least for _ in range(20)
+    )
 
 
 def test_proker_with_a_large_ridge_is_zero_shot() -> None:

@@ -65,9 +65,9 @@ def test_cocoop_gives_every_image_its_own_context() -> None:
 
 def test_cocoop_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     method, pixels = build("cocoop"), images(5)
-    whole = method.logits(pixels)
+    logits = method.logits(pixels)
     monkeypatch.setattr("dear.methods.prompts._TEXTS_AT_ONCE", 4)
-    torch.testing.assert_close(method.logits(pixels), whole)
+    torch.testing.assert_close(method.logits(pixels), logits)
 
 
 @pytest.mark.parametrize("layer", [None, 1, 5])
@@ -75,18 +75,20 @@ def test_tcp_puts_class_aware_vectors_into_the_middle(layer: int | None) -> None
     method, pixels = build("tcp", layer=layer), images()
     frozen = literal_text(method, "a photo of a {}.")
     hidden = F.normalize(frozen, dim=-1) @ method.down.T + method.down_bias
-    own = ((hidden * torch.sigmoid(1.702 * hidden)) @ method.up.T + method.up_bias).view(3, 4, -1)
+    class_tokens = ((hidden * torch.sigmoid(1.702 * hidden)) @ method.up.T + method.up_bias).view(3, 4, -1)
     place = layer or 4  # two thirds of five layers are three
 
     def change(at: int, x: torch.Tensor) -> torch.Tensor:
         if at != place or place == 1:
             return x
-        return torch.cat([x[:, :1], own, x[:, 5:]], 1)
+        return torch.cat([x[:, :1], class_tokens, x[:, 5:]], 1)
 
     if place == 1:
         ids = method.clip.tokenize([f"a photo of a {n}." for n in NAMES])
         rows = method.clip.state_dict()["text.tokens"][ids]
-        texts = literal_text(method, "a photo of a {}.", x=torch.cat([rows[:, :1], own, rows[:, 5:]], 1))
+        texts = literal_text(
+            method, "a photo of a {}.", x=torch.cat([rows[:, :1], class_tokens, rows[:, 5:]], 1)
+        )
     else:
         texts = literal_text(method, "a photo of a {}.", context=method.ctx, change=change)
     batch = method.clip.encode_image(pixels)
@@ -309,8 +311,8 @@ def test_numbers_of_vit_b_16() -> None:
     assert expected["mmrl"] == 4_992_256  # 4.992 M
     assert round(expected["mmrlpp"], -3) == 813_000  # 0.813 M
     assert set(expected) == set(METHODS)
-    found = {
+    shapes = {
         name: build_method(name, clip, ("a", "b"), roles=RoleMap.table2()).trainable_parameters
         for name in METHODS
     }
-    assert found == expected
+    assert shapes == expected

@@ -90,17 +90,17 @@ def test_forward_loss_gradients_and_one_step(case: str) -> None:
 
 def test_promptsrc_aggregates_its_prompts_over_epochs() -> None:
     method = build("promptsrc")
-    kept, epochs = [], 5
+    epoch_prompts, epochs = [], 5
     for epoch in range(1, epochs + 1):
         with torch.no_grad():
             for p in method.parameters():
                 p.add_(1.0)
-        kept.append([p.detach().clone() for p in method.parameters()])
+        epoch_prompts.append([p.detach().clone() for p in method.parameters()])
         method.after_epoch(epoch, epochs)
     method.finish()
     gauss = [2.718281828459045 ** (-0.5 * ((e - 3.75) / 0.25) ** 2) for e in range(1, epochs + 1)]
     for i, p in enumerate(method.parameters()):
-        expected = sum(g * k[i] for g, k in zip(gauss, kept, strict=True)) / sum(gauss)
+        expected = sum(g * k[i] for g, k in zip(gauss, epoch_prompts, strict=True)) / sum(gauss)
         torch.testing.assert_close(p.detach(), expected, rtol=1e-10, atol=1e-10)
     assert all(b.numel() == 0 for b in method.buffers())
     assert abs(sum(method.epoch_weight(e, 20) for e in range(1, 21)) - 1) < 1e-12

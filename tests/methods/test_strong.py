@@ -97,9 +97,9 @@ def test_rates_are_multiples_of_the_recipes_for_the_tensors_that_are_named() -> 
     learned = [p for p in model.parameters() if p.requires_grad]
     optimizer = optimizer_of(learned, Recipe(), rates_of(model))
     multiple = {id(p): group["multiple"] for group in optimizer.param_groups for p in group["params"]}
-    found = {name: multiple[id(p)] for name, p in model.named_parameters()}
+    rate_of = {name: multiple[id(p)] for name, p in model.named_parameters()}
     rates = {"tokens": 5.0, "text_tokens": 3.0, "p_attr": 0.5, "v": 100.0, "early_tokens": 7.0}
-    assert found == {**rates, "log_direction_weight": 30.0}
+    assert rate_of == {**rates, "log_direction_weight": 30.0}
     gates = Purify(tiny_clip(), NAMES, ids=token_ids(), gate_rate=20.0)
     assert gates.scalars.lr_scale == 20.0
 
@@ -107,10 +107,10 @@ def test_rates_are_multiples_of_the_recipes_for_the_tensors_that_are_named() -> 
 def test_auto_of_mmrl_is_its_authors_rule() -> None:
     model = MMRL(tiny_clip(), NAMES, ids=token_ids())
     other = model.with_classes(["dog", "fir"], ids=token_ids((4, 1), seed=5))
-    found = other.all_logits(images())
-    assert torch.equal(found["auto"][:, 0], found["fused"][:, 0])
-    assert torch.equal(found["auto"][:, 1], found["decoupled"][:, 1])
-    assert not torch.allclose(found["fused"], found["decoupled"])
+    logits = other.all_logits(images())
+    assert torch.equal(logits["auto"][:, 0], logits["fused"][:, 0])
+    assert torch.equal(logits["auto"][:, 1], logits["decoupled"][:, 1])
+    assert not torch.allclose(logits["fused"], logits["decoupled"])
 
 
 def test_usual_modes() -> None:
@@ -176,7 +176,7 @@ def test_early_tokens_are_gone_where_attribute_tokens_enter() -> None:
     assert (model.first, model.entry) == (2, 5)
     lengths = []
     for block in model.clip.visual.blocks:
-        block.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
+        block.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
     stage = model.inference_stage(images())
     frozen = model.clip.visual.prefix(images(), 5)
     torch.testing.assert_close(stage.class_token, frozen[:, :1], rtol=0, atol=1e-12)

@@ -54,8 +54,8 @@ def grouped(photos: Path) -> FileImages:
 @pytest.mark.parametrize("cached", [False, True])
 def test_groups_are_measured_whether_or_not_images_are_skipped(photos: Path, cached: bool) -> None:
     images = grouped(photos)
-    found = model().evaluate(images, cached=cached).report()
-    assert found["worst_group"]["groups"] == 9
+    report = model().evaluate(images, cached=cached).report()
+    assert report["worst_group"]["groups"] == 9
     images.path(4).write_bytes(b"cut")
     skipped = model().evaluate(images, unreadable="skip", cached=cached)
     assert skipped.groups == tuple(
@@ -100,8 +100,8 @@ def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("calibrated") / "run"
     method = build_method("zeroshot", dear.load("mini"), some.classes, template=some.template)
     train(method, some.subset(range(4)), Recipe.of(method, epochs=1), folder)
-    own = ModeCalibration(1.0, logits=(-1e6,) * 50)
-    write_calibration(folder, Calibration(modes={"default": own}))
+    calibration = ModeCalibration(1.0, logits=(-1e6,) * 50)
+    write_calibration(folder, Calibration(modes={"default": calibration}))
     return folder
 
 
@@ -112,13 +112,13 @@ def test_columns_and_keys_do_not_depend_on_the_images(run: Path, photos: Path, t
         with (tmp_path / "a.csv").open() as file:
             return next(csv.reader(file))
 
-    asked = [str(run), str(photos), "--top", "1"]
-    assert columns(*asked) == columns(*asked, "--reject")
-    assert columns(*asked) == ["image", "answer", "class_1", "probability_1", "rejected", "error"]
-    for words, wanted in ((asked, [None]), ([*asked, "--reject"], [False])):
+    arguments = [str(run), str(photos), "--top", "1"]
+    assert columns(*arguments) == columns(*arguments, "--reject")
+    assert columns(*arguments) == ["image", "answer", "class_1", "probability_1", "rejected", "error"]
+    for words, rejected in ((arguments, [None]), ([*arguments, "--reject"], [False])):
         result = CliRunner().invoke(build_app(), ["predict", *words, "--json"])
         rows = json.loads(result.stdout)["predictions"]
-        assert {row["rejected"] for row in rows} == set(wanted)
+        assert {row["rejected"] for row in rows} == set(rejected)
 
 
 def test_a_list_may_hold_files_and_images_and_names_what_cannot_be_read(photos: Path) -> None:
@@ -182,8 +182,8 @@ def other_backbones() -> dict[str, dear.Clip]:
     """Backbones with mini's visual weights that give other answers."""
     mini = dear.load("mini")
     plain = replace(mini.config, vision=replace(mini.config.vision, activation="quick_gelu"))
-    found = {"architecture": plain, "preprocessing": replace(mini.config, resize="squash")}
-    clips = {name: dear.Clip(config, token_rows=len(mini.text.tokens)) for name, config in found.items()}
+    configs = {"architecture": plain, "preprocessing": replace(mini.config, resize="squash")}
+    clips = {name: dear.Clip(config, token_rows=len(mini.text.tokens)) for name, config in configs.items()}
     clips |= {"text tower": dear.load("mini"), "temperature": dear.load("mini")}
     for clip in clips.values():
         clip.load_state_dict(mini.state_dict())

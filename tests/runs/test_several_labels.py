@@ -69,10 +69,10 @@ def run(tmp_path_factory: pytest.TempPathFactory, training: dear.ImageSet) -> Pa
 
 @pytest.fixture(scope="module")
 def evaluation(run: Path, testing: dear.ImageSet) -> SeveralLabelsEvaluation:
-    found = dear.evaluate(run, testing)
-    assert isinstance(found, SeveralLabelsEvaluation)
-    assert len(repr(found)) < 200
-    return found
+    evaluation = dear.evaluate(run, testing)
+    assert isinstance(evaluation, SeveralLabelsEvaluation)
+    assert len(repr(evaluation)) < 200
+    return evaluation
 
 
 def test_the_world_has_several_labels() -> None:
@@ -144,9 +144,9 @@ def test_thresholds_have_the_best_f1() -> None:
     probabilities = (logits / temperature + biases).sigmoid()
     assert torch.allclose(probabilities.mean(dim=0), truth.double().mean(dim=0), atol=0.02)
     for c, limit in enumerate(best_thresholds(probabilities, truth).tolist()):
-        own, column = truth[:, c].numpy(), probabilities[:, c].numpy()
-        best = max(f1_score(own, column >= value) for value in column)
-        assert f1_score(own, column >= limit) == pytest.approx(best)
+        present, column = truth[:, c].numpy(), probabilities[:, c].numpy()
+        best = max(f1_score(present, column >= value) for value in column)
+        assert f1_score(present, column >= limit) == pytest.approx(best)
 
 
 def test_answers_are_sets(run: Path, tmp_path: Path, testing: dear.ImageSet) -> None:
@@ -188,8 +188,9 @@ def test_exported_models_answer_the_same(run: Path, tmp_path: Path, testing: dea
     from dear.export.runtime import OnnxModel
 
     pictures = [testing.image(place) for place in range(4)]
-    exported, own = OnnxModel(tmp_path / "model.onnx").predict(pictures), Model.load(run).answers(pictures)
-    for one, two in zip(exported, own, strict=True):
+    exported = OnnxModel(tmp_path / "model.onnx").predict(pictures)
+    answers = Model.load(run).answers(pictures)
+    for one, two in zip(exported, answers, strict=True):
         assert one.labels == two.labels
         assert one.classes[0][1] == pytest.approx(two.classes[0][1], abs=1e-3)
 

@@ -65,10 +65,10 @@ def test_roles_found_on_other_images_are_not_taken(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DEAR_CACHE", str(tmp_path / "cache"))
-    found: list[int] = []
+    counts: list[int] = []
 
     def discover(clip: object, images: object, **options: object) -> RoleMap:
-        found.append(len(images))
+        counts.append(len(images))
         vision = CLIP.config.vision
         return RoleMap.uniform("mixed", vision.last_third, vision.heads)
 
@@ -78,13 +78,13 @@ def test_roles_found_on_other_images_are_not_taken(
     train = open_data(photos, "train")
     first, again = (roles_for(CLIP, train, None)[1] for _ in range(2))
     roles_for(CLIP, train.subset(range(6)), None)
-    assert found == [15, 6]
+    assert counts == [15, 6]
     assert "15 images" in first[0]
     assert "15 images" in again[0]
     renamed = tiny_clip(dtype=torch.float32)
     renamed.name = "renamed"  # the same weights from another folder
     assert roles_for(renamed, train, None)[0].backbone == "renamed"
-    assert found == [15, 6]
+    assert counts == [15, 6]
     replace(photos)
     roles_for(CLIP, train, None)
-    assert found == [15, 6, 15]
+    assert counts == [15, 6, 15]

@@ -53,11 +53,11 @@ def test_one_by_one_and_as_a_batch_are_the_same_views():
         row[:, : image.height, : image.width] = tensor(image)
     padded[:, :, 63, 63] = 255  # padding is never seen
     sizes = torch.tensor([[h, w] for w, h in shapes])
-    whole = generator(3)
-    batch = augment_batch(padded, 24, whole, sizes=sizes)
+    padded_generator = generator(3)
+    batch = augment_batch(padded, 24, padded_generator, sizes=sizes)
     assert batch.dtype == torch.float32
     assert (batch * 255 - singles).abs().max() <= 1.001
-    assert torch.equal(one.get_state(), whole.get_state())
+    assert torch.equal(one.get_state(), padded_generator.get_state())
 
 
 def test_the_generator_decides_everything():
@@ -80,10 +80,10 @@ def test_boxes_follow_the_recipe():
     """Areas uniform in 0.5-1, aspects log-uniform in 3/4-4/3 among those that fit, flips one half."""
     n, side = 20_000, 1000
     boxes, flips = sample_boxes(torch.full((n, 2), side), generator())
-    top, left, tall, wide = boxes.double().unbind(1)
+    top, left, height, width = boxes.double().unbind(1)
     assert min(float(top.min()), float(left.min())) >= 0
-    assert max(float((top + tall).max()), float((left + wide).max())) <= side
-    area, aspect = tall * wide / side**2, wide / tall
+    assert max(float((top + height).max()), float((left + width).max())) <= side
+    area, aspect = height * width / side**2, width / height
     assert 0.498 < area.min() < 0.51
     assert 0.99 < area.max() <= 1
     assert 0.749 < aspect.min() < 0.76
@@ -112,12 +112,12 @@ def test_boxes_follow_the_recipe():
 @pytest.mark.parametrize("shape", [(1, 1), (1, 500), (500, 1), (3, 2), (1000, 10)])
 def test_odd_shapes_get_a_box_inside(shape):
     boxes, _ = sample_boxes(torch.tensor([shape] * 200), generator())
-    top, left, tall, wide = boxes.unbind(1)
-    assert int(tall.min()) >= 1
-    assert int(wide.min()) >= 1
+    top, left, height, width = boxes.unbind(1)
+    assert int(height.min()) >= 1
+    assert int(width.min()) >= 1
     assert int(top.min()) >= 0
-    assert int((top + tall).max()) <= shape[0]
-    assert int((left + wide).max()) <= shape[1]
+    assert int((top + height).max()) <= shape[0]
+    assert int((left + width).max()) <= shape[1]
     assert augment_image(Image.new("RGB", shape, "red"), 8, generator()).shape == (3, 8, 8)
 
 

@@ -50,12 +50,12 @@ def test_a_step_from_what_was_computed_ahead_has_the_same_loss_and_gradients() -
 def test_groups_of_steps_do_not_depend_on_where_a_run_began(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dear.train.frozen.IMAGES_AT_ONCE", 10)
     method, feed = task()
-    asked: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     span = feed.span
-    monkeypatch.setattr(feed, "span", lambda first, last: asked.append((first, last)) or span(first, last))
+    monkeypatch.setattr(feed, "span", lambda first, last: spans.append((first, last)) or span(first, last))
     ahead = StepFeed(method, feed, steps=5, ahead=True)
     first = [ahead.at(step) for step in range(5)]
-    assert asked == [(0, 2), (2, 4), (4, 5)]
+    assert spans == [(0, 2), (2, 4), (4, 5)]
     resumed = StepFeed(method, feed, steps=5, ahead=True).at(3)
     for one, other in zip(resumed.frozen, first[3].frozen, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
@@ -96,19 +96,19 @@ def test_fixed_views_are_the_views_of_their_images() -> None:
 def test_every_view_passes_the_frozen_backbone_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where two trainings on parts of the set share the views."""
     _, feed, steps = views_task()
-    views, seen = steps.views, []
+    views, counts = steps.views, []
     stage = views.method.frozen_stage
-    monkeypatch.setattr(views.method, "frozen_stage", lambda x: seen.append(len(x)) or stage(x))
+    monkeypatch.setattr(views.method, "frozen_stage", lambda x: counts.append(len(x)) or stage(x))
     for step in range(5 * feed.steps_per_epoch):
         steps.at(step)
     for rows in ([0, 3, 5, 5], [11, 2]):
         part = views.subset(rows)
         for epoch in range(3):
-            own = part.training(epoch, range(len(part)))
-            whole = views.training(epoch, rows)
-            for one, other in zip(own, whole, strict=True):
+            rows_of_part = part.training(epoch, range(len(part)))
+            rows_of_all = views.training(epoch, rows)
+            for one, other in zip(rows_of_part, rows_of_all, strict=True):
                 torch.testing.assert_close(one, other, rtol=0, atol=0)
-    assert sum(seen) == 2 * len(feed.images)
+    assert sum(counts) == 2 * len(feed.images)
 
 
 def test_what_a_part_of_the_set_is_answered_from() -> None:
@@ -131,8 +131,8 @@ def test_preparation_reads_the_features_that_trainings_share(monkeypatch: pytest
     for rows in (range(len(feed.images)), [0, 3, 5, 5]):
         part, images = steps.views.subset(rows), feed.images.subset(list(rows))
         walked = list(StepFeed(method, Feed(images, method.clip, feed.recipe), 100, part).batches())
-        found = torch.cat([batch.features for batch in walked])
-        torch.testing.assert_close(found, expected[list(rows)], rtol=1e-4, atol=1e-5)
+        features = torch.cat([batch.features for batch in walked])
+        torch.testing.assert_close(features, expected[list(rows)], rtol=1e-4, atol=1e-5)
         labels = torch.cat([batch.labels for batch in walked])
         assert torch.equal(labels, feed.images.labels[list(rows)])
     assert len(calls) <= len(feed.images)
@@ -154,13 +154,13 @@ def test_a_run_with_fixed_views_learns_and_resumes_to_the_same_bits(name: str, t
     def fresh() -> Method:
         return build_method(name, tiny_clip(dtype=torch.float32), task.classes, roles=mixed_roles())
 
-    whole, again, asked = fresh(), fresh(), []
-    lines = train(whole, task, recipe).lines
+    uninterrupted, again, stops = fresh(), fresh(), []
+    lines = train(uninterrupted, task, recipe).lines
     assert lines[-1]["ce"] < lines[0]["ce"]
     with pytest.raises(Paused):
-        train(fresh(), task, recipe, tmp_path / "run", stop=lambda: asked.append(1) or len(asked) == 8)
+        train(fresh(), task, recipe, tmp_path / "run", stop=lambda: stops.append(1) or len(stops) == 8)
     train(again, task, recipe, tmp_path / "run", resume=True)
-    for key, tensor in whole.adapter_state().items():
+    for key, tensor in uninterrupted.adapter_state().items():
         assert torch.equal(again.adapter_state()[key], tensor)
 
 

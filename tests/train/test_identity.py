@@ -42,10 +42,10 @@ def test_a_run_is_not_resumed_with_another_role_map(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="role map"):
         train(method(other), Colors(), RECIPE, folder, resume=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    resumed, whole = method(), method()
+    resumed, uninterrupted = method(), method()
     train(resumed, Colors(), RECIPE, folder, resume=True)
-    train(whole, Colors(), RECIPE)
-    for name, tensor in whole.adapter_state().items():
+    train(uninterrupted, Colors(), RECIPE)
+    for name, tensor in uninterrupted.adapter_state().items():
         assert torch.equal(resumed.adapter_state()[name], tensor)
 
 
@@ -93,8 +93,8 @@ def test_order_labels_and_contents_of_images_are_part_of_a_run() -> None:
     changed = Colors()
     changed.data = 255 - changed.data
     sets = (images, shuffled, relabeled, changed)
-    found = {Spec.of(method(), RECIPE, data).data_digest for data in sets}
-    assert len(found) == 4
+    digests = {Spec.of(method(), RECIPE, data).data_digest for data in sets}
+    assert len(digests) == 4
 
 
 def test_where_a_run_comes_from_is_noted_and_decides_nothing(tmp_path: Path) -> None:
@@ -108,12 +108,12 @@ def test_where_a_run_comes_from_is_noted_and_decides_nothing(tmp_path: Path) -> 
 
 
 def test_seconds_of_a_resumed_run_count_every_process(tmp_path: Path) -> None:
-    asked: list[int] = []
+    stops: list[int] = []
 
     def stop() -> bool:
         time.sleep(0.3)
-        asked.append(1)
-        return len(asked) == 2
+        stops.append(1)
+        return len(stops) == 2
 
     with pytest.raises(Paused):
         train(method(), Colors(), RECIPE, tmp_path / "run", stop=stop)

@@ -34,11 +34,11 @@ def test_a_tensor_moves_by_its_multiple_of_the_rate() -> None:
 
 def test_a_paused_run_with_several_rates_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
     recipe = Recipe(epochs=4, batch=5, precision="float32")
-    whole, resumed = strong(), strong()
-    train(whole, Colors(), recipe, tmp_path / "whole")
+    uninterrupted, resumed = strong(), strong()
+    train(uninterrupted, Colors(), recipe, tmp_path / "whole")
     pause = iter([False] * 4 + [True])
     with pytest.raises(Paused):
         train(strong(), Colors(), recipe, tmp_path / "run", stop=lambda: next(pause))
     train(resumed, Colors(), recipe, tmp_path / "run", resume=True)
-    for name, tensor in whole.adapter_state().items():
+    for name, tensor in uninterrupted.adapter_state().items():
         assert torch.equal(tensor, resumed.adapter_state()[name]), name

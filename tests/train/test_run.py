@@ -145,8 +145,8 @@ def test_disk_full_while_saving_leaves_the_old_state(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, where, full)
     with pytest.raises(DearError, match="No space left"):
         train(method(), Colors(), RECIPE, tmp_path / "run", save_every=1)
-    kept = (tmp_path / "run/resume.safetensors").read_bytes()
-    assert safetensors.torch.load(kept)["method.v"].shape == (6,)
+    saved = (tmp_path / "run/resume.safetensors").read_bytes()
+    assert safetensors.torch.load(saved)["method.v"].shape == (6,)
     assert not list((tmp_path / "run").glob(".*.part"))
     monkeypatch.setattr(os, where, real)
     train(method(), Colors(), RECIPE, tmp_path / "run", resume=True)
@@ -252,20 +252,20 @@ def test_the_learning_rate_warms_up_and_falls_to_almost_nothing() -> None:
 
 
 def test_every_image_is_seen_once_an_epoch_in_a_new_order() -> None:
-    seen: list[list[int]] = []
+    batches: list[list[int]] = []
 
     class Watch(ZeroShot):
         def build(self, generator):
             self.w = self.learn(torch.zeros(1))
 
         def loss_from_frozen(self, frozen, labels, domains=None):
-            seen.append(labels.tolist())
+            batches.append(labels.tolist())
             return Loss((self.w * frozen.x.mean()).sum(), {})
 
     model = Watch(tiny_clip(dtype=torch.float32), CLASSES, ids=token_ids())
     train(model, Colors(), Recipe(epochs=2, batch=5))
-    assert [len(batch) for batch in seen] == [5, 5, 2, 5, 5, 2]
-    first, second = (list(itertools.chain(*part)) for part in (seen[:3], seen[3:]))
+    assert [len(batch) for batch in batches] == [5, 5, 2, 5, 5, 2]
+    first, second = (list(itertools.chain(*part)) for part in (batches[:3], batches[3:]))
     assert sorted(first) == sorted(second) == [0] * 4 + [1] * 4 + [2] * 4
     assert first != second
 
@@ -305,10 +305,10 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     with pytest.raises(Paused):
         train(method(), Colors(), RECIPE, tmp_path / "run", stop=lambda: True)
     path = tmp_path / "run/resume.safetensors"
-    whole = path.read_bytes()
-    state = safetensors.torch.load(whole)
+    data = path.read_bytes()
+    state = safetensors.torch.load(data)
     for broken in (
-        whole[: len(whole) // 2],
+        data[: len(data) // 2],
         safetensors.torch.save({}, {"step": "1", "parts": "loss"}),
         safetensors.torch.save(state, {"parts": "loss"}),
         safetensors.torch.save(state, {"step": "one", "parts": "loss"}),

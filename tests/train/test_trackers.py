@@ -17,19 +17,21 @@ from dear.train.trackers import Tracker, tracked_steps
 def scalars(folder):
     """tag -> [(step, value)], read by TensorBoard's own reader."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    found = reader.EventAccumulator(str(folder))
-    found.Reload()
-    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    events = reader.EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def test_a_trainings_log_is_written_once_a_line(tmp_path):
     pytest.importorskip("tensorboard")
     model = DeAR(tiny_clip(dtype=torch.float32), ["red", "green"], roles=mixed_roles())
-    told = []
-    with tracked_steps(f"tensorboard:{tmp_path}", lambda step, steps, line: told.append(step)) as progress:
+    steps_seen = []
+    with tracked_steps(
+        f"tensorboard:{tmp_path}", lambda step, steps, line: steps_seen.append(step)
+    ) as progress:
         done = train(model, Colors(classes=2, each=4), Recipe(epochs=3, batch=4), progress=progress)
     read = scalars(tmp_path)
-    assert told == list(range(1, done.steps + 1))
+    assert steps_seen == list(range(1, done.steps + 1))
     assert [step for step, _ in read["train/loss"]] == [line["step"] for line in done.lines]
     assert read["train/ce"][-1][1] == pytest.approx(done.lines[-1]["ce"], rel=1e-5)
 
