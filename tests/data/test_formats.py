@@ -241,6 +241,25 @@ def test_a_saved_dataset_with_one_split_holds_out_images_that_it_does_not_train_
         open_data(tmp_path / "saved", "train")
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_splits_of_a_saved_dataset_have_all_classes_and_rows_of_different_names(
+    photos: Path, tmp_path: Path, listed: bool
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    label = datasets.ClassLabel(names=["red", "blue"]) if listed else datasets.Value("string")
+    features = datasets.Features({"image": datasets.Image(), "label": label})
+    records = [{"image": path, "label": label} for path, label in rows_of(photos)]
+    table = datasets.Dataset.from_list(records, features=features)
+    parts = {"train": table, "test": table.select([0, 1]), "unlabeled": table.remove_columns("label")}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
+    train, test = (open_data(tmp_path / "saved", split) for split in ("train", "test"))
+    assert train.classes == test.classes == (("red", "blue") if listed else ("blue", "red"))
+    assert [test.key(i) for i in range(2)] == ["row 8", "row 9"]
+    assert test.image(1).getpixel((0, 0)) == train.image(1).getpixel((0, 0)) == (200, 9, 0)
+    with pytest.raises(DataError, match="label"):
+        open_data(tmp_path / "saved", "unlabeled")
+
+
 def test_unlabeled_images_of_saved_datasets_and_tars(photos: Path, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     paths = [path for path, _ in rows_of(photos)]

@@ -1,12 +1,13 @@
 """Datasets of Hugging Face with columns `image` and `label`: on the hub, or in a folder of `save_to_disk`.
 
-A dataset with one split, `train`, is treated as data without splits: a fifth of each class is held out for
+A dataset whose only split is `train` is treated as data without splits: a fifth of each class is held out for
 testing. Rows without a label are unlabeled images.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,13 @@ def is_dataset(spec: str) -> bool:
 
 
 def open_dataset(spec: str, split: str, template: str | None = None, name: str | None = None) -> CellImages:
-    """The labeled images of a split: "train", "test", "val", or "all"."""
+    """The labeled images of a split: "train", "test", "val", or "all"; classes are those of all splits."""
     parts = _load(spec)
     unsplit = len(parts) == 1 and next(iter(parts)) in ("all", *SPLITS["train"])
-    table = _merge(parts, spec) if split == "all" or unsplit else _part(parts, split, spec)
-    if "label" not in table.column_names:
-        raise DataError(f"{spec}: has no column 'label'; it has {', '.join(table.column_names)}")
-    raw, labels = _labels(table)
-    rows = [row for row, label in enumerate(labels) if label != UNLABELED]
+    selected = list(parts) if split == "all" or unsplit else [_find_split(parts, split, spec)]
+    _require_columns(parts, selected, ("image", "label"), spec)
+    raw, labels = _labels(parts)
+    rows = [row for row in _rows(parts, selected) if labels[row] != UNLABELED]
     if not rows:
         raise DataError(f"{spec}: no row has a label; a dataset needs some")
     if unsplit and split != "all":
@@ -47,7 +47,7 @@ def open_dataset(spec: str, split: str, template: str | None = None, name: str |
         name=name or Path(spec.removeprefix(HUB)).name,
         classes=check_classes(raw, [readable(label) for label in raw], spec),
         template=check_template(TEMPLATE if template is None else template),
-        reader=_cells(table, spec),
+        reader=DatasetCells(parts.values(), "image", spec),
         rows=tuple(rows),
         labels=torch.tensor([labels[row] for row in rows], dtype=torch.int64),
         source=DataSource(spec if spec.startswith(HUB) else os.path.abspath(Path(spec).expanduser())),
@@ -57,11 +57,12 @@ def open_dataset(spec: str, split: str, template: str | None = None, name: str |
 def open_unlabeled_dataset(spec: str) -> CellImages:
     """The training images of a dataset, or all where it has no training split; labels are not read."""
     parts = _load(spec)
-    table = _part(parts, "train", spec) if set(SPLITS["train"]) & set(parts) else _merge(parts, spec)
-    count = len(table)
-    labels = torch.full((count,), UNLABELED, dtype=torch.int64)
-    name = Path(spec.removeprefix(HUB)).name
-    return CellImages(name, (), TEMPLATE, _cells(table, spec), tuple(range(count)), labels)
+    selected = [name for name in SPLITS["train"] if name in parts] or list(parts)
+    _require_columns(parts, selected, ("image",), spec)
+    rows = _rows(parts, selected)
+    labels = torch.full((len(rows),), UNLABELED, dtype=torch.int64)
+    reader = DatasetCells(parts.values(), "image", spec)
+    return CellImages(Path(spec.removeprefix(HUB)).name, (), TEMPLATE, reader, tuple(rows), labels)
 
 
 def _load(spec: str) -> dict[str, Any]:
@@ -80,40 +81,53 @@ def _load(spec: str) -> dict[str, Any]:
     return dict(loaded) if hasattr(loaded, "keys") else {"all": loaded}
 
 
-def _part(parts: dict[str, Any], split: str, spec: str) -> Any:
-    """The table of a split; validation images are for testing where there are no test images."""
+def _find_split(parts: dict[str, Any], split: str, spec: str) -> str:
+    """The dataset's name of a split; validation images are for testing where there are no test images."""
     names = (split, *SPLITS.get(split, ()), *(SPLITS["val"] if split == "test" else ()))
-    table = next((parts[name] for name in names if name in parts), None)
-    if table is None:
-        raise DataError(f"{spec}: has no split {split!r}; it has {', '.join(parts)}")
-    return table
+    for name in names:
+        if name in parts:
+            return name
+    raise DataError(f"{spec}: has no split {split!r}; it has {', '.join(parts)}")
 
 
-def _merge(parts: dict[str, Any], spec: str) -> Any:
-    """The rows of all splits as one table."""
-    import datasets
-
-    try:
-        return datasets.concatenate_datasets(list(parts.values()))
-    except ValueError as error:
-        raise DataError(f"{spec}: its splits have different columns ({reason_of(error)})") from None
-
-
-def _cells(table: Any, spec: str) -> DatasetCells:
-    """The reader of the column `image`."""
-    import datasets
-
-    if "image" not in table.column_names:
-        raise DataError(f"{spec}: has no column 'image'; it has {', '.join(table.column_names)}")
-    return DatasetCells(table.cast_column("image", datasets.Image(decode=False)), "image", spec)
+def _require_columns(
+    parts: dict[str, Any], selected: Sequence[str], columns: Sequence[str], spec: str
+) -> None:
+    for name in selected:
+        for column in columns:
+            if column not in parts[name].column_names:
+                raise DataError(
+                    f"{spec}: has no column {column!r}; it has {', '.join(parts[name].column_names)}"
+                )
 
 
-def _labels(table: Any) -> tuple[list[str], list[int]]:
-    """The classes as they are written, and the label of each row; `UNLABELED` where there is none."""
-    feature, values = table.features["label"], table["label"][:]
-    if hasattr(feature, "names"):
-        return list(feature.names), [UNLABELED if value is None else int(value) for value in values]
-    texts = ["" if value is None else str(value) for value in values]
-    raw = sorted({text for text in texts if text}, key=natural_key)
+def _rows(parts: dict[str, Any], selected: Sequence[str]) -> list[int]:
+    """Row numbers of some splits; rows are counted through all splits, so that their names are unique."""
+    rows: list[int] = []
+    start = 0
+    for name, table in parts.items():
+        if name in selected:
+            rows += range(start, start + len(table))
+        start += len(table)
+    return rows
+
+
+def _labels(parts: dict[str, Any]) -> tuple[list[str], list[int]]:
+    """The classes of all splits as they are written, and the label of each row; `UNLABELED` for none."""
+    texts: list[str] = []
+    names: dict[str, None] = {}  # in the order of the dataset's own class list, if it has one
+    listed = True
+    for table in parts.values():
+        if "label" not in table.column_names:
+            texts += [""] * len(table)
+            continue
+        feature, values = table.features["label"], table["label"][:]
+        if hasattr(feature, "names"):
+            names |= dict.fromkeys(feature.names)
+            texts += ["" if value is None or value < 0 else feature.names[value] for value in values]
+        else:
+            listed = False
+            texts += ["" if value is None else str(value) for value in values]
+    raw = list(names) if listed else sorted({text for text in texts if text}, key=natural_key)
     label_of = {text: label for label, text in enumerate(raw)}
     return raw, [label_of.get(text, UNLABELED) for text in texts]

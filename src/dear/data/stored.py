@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -226,14 +226,22 @@ class ParquetCells:
 
 
 class DatasetCells:
-    """The image column of a `datasets.Dataset`."""
+    """The image column of several tables of `datasets`, whose rows are counted from one to the next."""
 
-    def __init__(self, dataset: Any, column: str, where: str) -> None:
-        self._dataset, self._column, self._source = dataset, column, where
+    def __init__(self, tables: Iterable[Any], column: str, where: str) -> None:
+        import datasets
+
+        encoded = datasets.Image(decode=False)
+        self._tables = [
+            table.cast_column(column, encoded) if column in table.column_names else table for table in tables
+        ]
+        self._starts = list(accumulate(map(len, self._tables), initial=0))
+        self._column, self._source = column, where
 
     def read(self, row: int) -> bytes | str:
         """The bytes or the path of one row."""
-        value = self._dataset[row][self._column]
+        number = bisect_right(self._starts, row) - 1
+        value = self._tables[number][row - self._starts[number]][self._column]
         return decode_cell(value, f"{self._source}, row {row + 1}, column {self._column}", Path())
 
 
