@@ -8,22 +8,13 @@ import torch
 from torch import Tensor
 
 from dear.clip.model import Clip
-from dear.data import ImageSet, open_data
+from dear.data import ImageSet
 from dear.images.views import normalize
 from dear.runs.recipe import Recipe
-from dear.tasks.speed import photo_folder
 from dear.train.crops import augment_image
 from dear.train.feed import Feed
 from dear.train.frozen import steps_at_once
 from measure.clock import seconds, wait
-
-
-def image_rates(
-    clip: Clip, count: int, batch: int = 32, epochs: int = 3, workers: tuple[int, ...] = (8,)
-) -> list[dict[str, Any]]:
-    """`feed_rates` of so many files made for it."""
-    with photo_folder(count) as folder:
-        return feed_rates(open_data(str(folder), "train"), clip, batch, epochs, workers)
 
 
 def feed_rates(

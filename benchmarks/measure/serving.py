@@ -103,7 +103,7 @@ def under_load(
     async def ask(number: int) -> None:
         began = time.perf_counter()
         content = files[number % len(files)]
-        (pixels,) = await decoder.decode([Upload("a.jpg", content, decoder.how.cost(content))])
+        (pixels,) = await decoder.decode([Upload("a.jpg", content, decoder.decoding.cost(content))])
         assert isinstance(pixels, Tensor)
         adapter = adapters[number % len(adapters)]
         await batcher.compute([ImageJob(pixels, adapter, rankings[adapter])])

@@ -44,7 +44,7 @@ def image_bytes(seed: int = 0, size: int = 40, kind: str = "PNG") -> bytes:
 
 def upload(decoder, content: bytes, name: str = "a") -> Upload:
     """A file as the service reads it from a request."""
-    return Upload(name, content, decoder.how.cost(content))
+    return Upload(name, content, decoder.decoding.cost(content))
 
 
 def decoded(decoder, content: bytes, name: str = "a") -> torch.Tensor:

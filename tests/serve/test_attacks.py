@@ -160,8 +160,8 @@ def test_an_image_that_no_decoder_comes_to_is_refused_for_now(monkeypatch):
     content = encoded(Image.effect_noise((2500, 2500), 60).convert("RGB"), "JPEG")
     try:
         decoded(decoder, image_bytes(1))  # its process runs
-        decoder.how = Decoding(24, Limits(decode_seconds=0.1, decode_wall_seconds=0.3))
-        decoder._workers[0]._decoding = decoder.how
+        decoder.decoding = Decoding(24, Limits(decode_seconds=0.1, decode_wall_seconds=0.3))
+        decoder._workers[0]._decoding = decoder.decoding
 
         async def go():
             asked = asyncio.create_task(decoder.decode([upload(decoder, content, "c")]))

@@ -54,7 +54,7 @@ class Decoder:
     """Turns uploads into uint8 [3, S, S], `workers` at once, each in a process. It runs on one event loop."""
 
     def __init__(self, workers: int, decoding: Decoding) -> None:
-        self.how, self._budget = decoding, max(decoding.limits.decoding_pixels, decoding.limits.pixels)
+        self.decoding, self._budget = decoding, max(decoding.limits.decoding_pixels, decoding.limits.pixels)
         self._most_workers = workers
         self._workers: list[Worker] = []
         self._failed = 0  # starts of processes in a row
@@ -89,7 +89,7 @@ class Decoder:
     async def decode(self, uploads: Sequence[Upload], caller: str = "") -> list[Tensor | Refused]:
         """All images of a request; in the place of one that cannot be decoded, the reason."""
         costs = [upload.cost for upload in uploads]
-        total, most = sum(cost.pixels for cost in costs if cost.known), self.how.limits.request_pixels
+        total, most = sum(cost.pixels for cost in costs if cost.known), self.decoding.limits.request_pixels
         if total > most:
             raise Refused(413, f"the images of a request may have {most:,} pixels together, got {total:,}")
         if self._closed:
@@ -149,7 +149,7 @@ class Decoder:
         length = 0
 
         def fits_beside(task: Task) -> bool:
-            whole = length + len(task.upload.content) <= self.how.limits.body_bytes
+            whole = length + len(task.upload.content) <= self.decoding.limits.body_bytes
             return whole and self._fits(task) and task.quick
 
         while len(tasks) < most and (not tasks or tasks[0].quick):  # none waits for one that takes long

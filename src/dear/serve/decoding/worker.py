@@ -59,7 +59,7 @@ class Worker:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._decoding = decoder.how
+        self._decoding = decoder.decoding
         self.tasks: list[Task] = []
         self.pid = 0  #: as sent by the template, which never reads a file
         self._handle = -1
