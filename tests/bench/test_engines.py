@@ -155,10 +155,10 @@ def test_real_cells_on_ray_agree_with_this_process(tmp_path, backbone, table, ro
         recipe={"epochs": 2},
     )
     cells, place = plan("base-to-novel", request), Environment(backbone, roles_file=roles_file)
-    found = []
+    results_of_runs = []
     for name, engine in (("here", Local(compute)), ("ray", OnRay(compute))):
         grid = Grid(tmp_path / name)
         assert grid.run(cells, place, engine).failed == {}
         results = [grid.read(cell) for cell in cells]
-        found.append([{k: v for k, v in result.items() if k != "seconds"} for result in results])
-    assert found[0] == found[1]
+        results_of_runs.append([{k: v for k, v in result.items() if k != "seconds"} for result in results])
+    assert results_of_runs[0] == results_of_runs[1]

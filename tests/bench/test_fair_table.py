@@ -34,8 +34,8 @@ def test_every_dataset_has_its_own_template(fair, backbone, table, tmp_path, cap
     words += ["--small", backbone, "--methods", "zeroshot", "--seeds", "1"]
     assert fair.main(words) == 0
     cells = [json.loads(path.read_text())["cell"] for path in (tmp_path / "out/small/cells").iterdir()]
-    found = {Path(cell["spec"]["data"]).parent.name: cell["spec"]["template"] for cell in cells}
-    assert found == TEMPLATES
+    templates = {Path(cell["spec"]["data"]).parent.name: cell["spec"]["template"] for cell in cells}
+    assert templates == TEMPLATES
     assert "4 computed" in capsys.readouterr().err
     assert fair.main(words) == 0
     assert "4 kept" in capsys.readouterr().err

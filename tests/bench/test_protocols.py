@@ -28,7 +28,7 @@ FAST = {"epochs": 2, "batch": 8}
 
 
 @pytest.fixture(scope="module")
-def asked(backbone, table, roles_file):
+def make_request(backbone, table, roles_file):
     clip = dear.load(backbone)
 
     def make(**changes):
@@ -68,8 +68,8 @@ def frozen_accuracy(backbone, images):
     return hits / len(images)
 
 
-def test_base_to_novel_halves_and_harmonic_mean(backbone, table, place, asked):
-    (cell,) = plan("base-to-novel", asked(methods=["zeroshot"]))
+def test_base_to_novel_halves_and_harmonic_mean(backbone, table, place, make_request):
+    (cell,) = plan("base-to-novel", make_request(methods=["zeroshot"]))
     result = run(cell, place)
     test = open_data(table, "test")
     names = test.classes
@@ -86,8 +86,8 @@ def test_base_to_novel_halves_and_harmonic_mean(backbone, table, place, asked):
     assert len(drawn) == 12
 
 
-def test_dear_reports_every_mode_its_size_and_its_fusion_weights(place, asked):
-    (cell,) = plan("base-to-novel", asked(methods=["dear@paper"]))
+def test_dear_reports_every_mode_its_size_and_its_fusion_weights(place, make_request):
+    (cell,) = plan("base-to-novel", make_request(methods=["dear@paper"]))
     result = run(cell, place)
     assert set(result["modes"]) == {"fused", "decoupled"}
     assert result["trainable_parameters"] == 5 * 24 + 5 * 16 + 24 * 12 + 6
@@ -97,8 +97,8 @@ def test_dear_reports_every_mode_its_size_and_its_fusion_weights(place, asked):
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
-def test_same_numbers_again_and_whatever_ran_before(place, asked):
-    cells = plan("base-to-novel", asked(methods=["dear"], seeds=[1, 2]))
+def test_same_numbers_again_and_whatever_ran_before(place, make_request):
+    cells = plan("base-to-novel", make_request(methods=["dear"], seeds=[1, 2]))
     forward = [run(cell, place) for cell in cells]
     backward = [run(cell, place) for cell in reversed(cells)][::-1]
     for a, b in zip(forward, backward, strict=True):
@@ -106,8 +106,8 @@ def test_same_numbers_again_and_whatever_ran_before(place, asked):
     assert forward[0]["draw"] != forward[1]["draw"]
 
 
-def test_few_shot_plans_five_shots_and_tests_all_classes(backbone, table, place, asked):
-    cells = plan("few-shot", asked(methods=["zeroshot"], shots=None))
+def test_few_shot_plans_five_shots_and_tests_all_classes(backbone, table, place, make_request):
+    cells = plan("few-shot", make_request(methods=["zeroshot"], shots=None))
     assert [cell.shots for cell in cells] == [1, 2, 4, 8, 16]
     result = run(cells[1], place)
     assert result["draw"]["images"] == 10
@@ -118,7 +118,7 @@ def test_few_shot_plans_five_shots_and_tests_all_classes(backbone, table, place,
     assert set(smaller) < set(result["draw"]["jsonl"].splitlines())
 
 
-def test_transfer_answers_among_the_targets_own_classes(backbone, table, place, asked, tmp_path):
+def test_transfer_answers_among_the_targets_own_classes(backbone, table, place, make_request, tmp_path):
     test = open_data(table, "test")
     few = tmp_path / "subset.csv"
     rows = [
@@ -129,20 +129,20 @@ def test_transfer_answers_among_the_targets_own_classes(backbone, table, place, 
     few.write_text("path,label,split\n" + "".join(row.replace(f"{test.root}/", "") for row in rows))
     place = Environment(place.backbone, roles_file=place.roles_file, data_root=str(test.root))
     for protocol in ("cross-dataset", "domain-shift"):
-        (cell,) = plan(protocol, asked(methods=["dear"], targets=[str(few)]))
+        (cell,) = plan(protocol, make_request(methods=["dear"], targets=[str(few)]))
         result = run(cell, place)
         assert set(result["modes"]["decoupled"]) == {table, str(few)}
-    (cell,) = plan("domain-shift", asked(methods=["zeroshot"], targets=[str(few)]))
+    (cell,) = plan("domain-shift", make_request(methods=["zeroshot"], targets=[str(few)]))
     expected = frozen_accuracy(backbone, test.select_classes(["blue", "grey"]))
     assert run(cell, place)["modes"]["default"][str(few)] == pytest.approx(expected)
 
 
-def test_protocols_that_train_on_all_classes_share_their_adapters(table, place, asked, tmp_path):
+def test_protocols_that_train_on_all_classes_share_their_adapters(table, place, make_request, tmp_path):
     place = replace(place, adapters=str(tmp_path))
-    (few,) = plan("few-shot", asked(methods=["dear"]))
-    (cross,) = plan("cross-dataset", asked(methods=["dear"], targets=[__file__]))
+    (few,) = plan("few-shot", make_request(methods=["dear"]))
+    (cross,) = plan("cross-dataset", make_request(methods=["dear"], targets=[__file__]))
     assert few.spec.key == cross.spec.key
-    assert few.spec.key != plan("few-shot", asked(methods=["dear"], shots=[2]))[0].spec.key
+    assert few.spec.key != plan("few-shot", make_request(methods=["dear"], shots=[2]))[0].spec.key
     fresh = run(few, place)
     (file,) = tmp_path.iterdir()
     taken = run(few, place)
@@ -155,11 +155,11 @@ def test_protocols_that_train_on_all_classes_share_their_adapters(table, place, 
     assert run(few, place)["modes"] == fresh["modes"]
 
 
-def test_another_template_is_another_training(table, place, asked, tmp_path):
+def test_another_template_is_another_training(table, place, make_request, tmp_path):
     """An adapter that was trained with other prompts is not taken."""
     place = replace(place, adapters=str(tmp_path))
     one, two = (
-        plan("few-shot", asked(methods=["coop"], templates={table: template}))[0]
+        plan("few-shot", make_request(methods=["coop"], templates={table: template}))[0]
         for template in ("a photo of a {}.", "{}")
     )
     assert one.spec.key != two.spec.key
@@ -167,14 +167,14 @@ def test_another_template_is_another_training(table, place, asked, tmp_path):
     assert "trained_before" not in run(two, place)
 
 
-def test_changed_images_are_another_cell(table, asked, tmp_path):
+def test_changed_images_are_another_cell(table, make_request, tmp_path):
     """An image that was replaced, of the training or of the test split, changes the key."""
     folder = tmp_path / "copy"
     shutil.copytree(Path(table).parent, folder)
     copy = str(folder / "colors.csv")
 
     def key():
-        return plan("few-shot", asked(methods=["zeroshot"], datasets=[copy], shots=[8]))[0].key
+        return plan("few-shot", make_request(methods=["zeroshot"], datasets=[copy], shots=[8]))[0].key
 
     keys = [key(), key()]
     for split in ("train", "test"):
@@ -184,8 +184,8 @@ def test_changed_images_are_another_cell(table, asked, tmp_path):
     assert len(set(keys)) == 3
 
 
-def test_leave_one_domain_out_never_sees_the_target(table, place, asked, monkeypatch):
-    cells = plan("leave-one-domain-out", asked(methods=["zeroshot"], shots=None))
+def test_leave_one_domain_out_never_sees_the_target(table, place, make_request, monkeypatch):
+    cells = plan("leave-one-domain-out", make_request(methods=["zeroshot"], shots=None))
     assert [cell.setting["held_out"] for cell in cells] == ["day", "dusk", "night"]
     seen = {}
     fit, test = Session.fit, Session.test
@@ -219,13 +219,13 @@ def test_validation_changes_with_the_seed(table):
     assert keys[0] == keys[1] != keys[2]
 
 
-def test_imported_draws_are_used_and_bind_the_cell(table, place, asked, tmp_path):
-    (cell,) = plan("few-shot", asked(methods=["zeroshot"], shots=[2]))
+def test_imported_draws_are_used_and_bind_the_cell(table, place, make_request, tmp_path):
+    (cell,) = plan("few-shot", make_request(methods=["zeroshot"], shots=[2]))
     drawn = run(cell, place)["draw"]["jsonl"].splitlines()
     other = sorted(open_data(table, "train").key(i) for i in range(3))
     file = tmp_path / f"{table.replace('/', '-')}-2shot-seed1.jsonl"
     file.write_text("".join(json.dumps({"path": key}) + "\n" for key in other))
-    (bound,) = plan("few-shot", asked(methods=["zeroshot"], shots=[2], draws=str(tmp_path)))
+    (bound,) = plan("few-shot", make_request(methods=["zeroshot"], shots=[2], draws=str(tmp_path)))
     assert bound.key != cell.key
     where = Environment(place.backbone, roles_file=place.roles_file, draws=str(tmp_path))
     used = [json.loads(line)["path"] for line in run(bound, where)["draw"]["jsonl"].splitlines()]
@@ -237,27 +237,27 @@ def test_imported_draws_are_used_and_bind_the_cell(table, place, asked, tmp_path
 
 
 @pytest.mark.parametrize("name", sorted(STUDIES))
-def test_every_study_plans_distinct_variants_that_run(name, place, asked):
-    found = plan_study(study(name, layers=6), asked(recipe={"epochs": 1, "batch": 12}))
-    distinct = {cells[0].key for _, cells in found}
-    assert len(distinct) == (1 if name == "inference" else len(found))
-    variant, (cell,) = found[0]
+def test_every_study_plans_distinct_variants_that_run(name, place, make_request):
+    planned_cells = plan_study(study(name, layers=6), make_request(recipe={"epochs": 1, "batch": 12}))
+    distinct = {cells[0].key for _, cells in planned_cells}
+    assert len(distinct) == (1 if name == "inference" else len(planned_cells))
+    variant, (cell,) = planned_cells[0]
     row = run(cell, place)["modes"][variant.mode or "fused"]
     assert 0 <= row["hm"] <= 1
 
 
-def test_studies_share_the_papers_cell(asked):
-    usual = plan("base-to-novel", asked(methods=["dear@paper"]))[0].key
+def test_studies_share_the_papers_cell(make_request):
+    usual = plan("base-to-novel", make_request(methods=["dear@paper"]))[0].key
     for name, which in (("masks", "dear"), ("losses", "ce+reg+fusion"), ("beta", "beta = 0.9")):
-        cells = {variant.name: cells[0].key for variant, cells in plan_study(study(name), asked())}
+        cells = {variant.name: cells[0].key for variant, cells in plan_study(study(name), make_request())}
         assert cells[which] == usual
     for name, which in (("first-layer", "J = 5"), ("concepts", "5"), ("isolation", "bidirectional")):
-        cells = {variant.name: cells[0].key for variant, cells in plan_study(study(name, 6), asked())}
+        cells = {variant.name: cells[0].key for variant, cells in plan_study(study(name, 6), make_request())}
         assert cells[which] == usual
 
 
-def test_real_cells_on_several_processes_agree_with_one(tmp_path, place, asked):
-    cells = plan("base-to-novel", asked(seeds=[1, 2]))
+def test_real_cells_on_several_processes_agree_with_one(tmp_path, place, make_request):
+    cells = plan("base-to-novel", make_request(seeds=[1, 2]))
     numbers = []
     for name, engine in (("one", Local(compute)), ("two", Local(compute, workers=2))):
         summary = Grid(tmp_path / name).run(cells, place, engine)
@@ -287,43 +287,43 @@ def test_real_cells_on_several_processes_agree_with_one(tmp_path, place, asked):
         ("base-to-novel", {"draws": "nowhere", "shots": [0]}, UsageError, "draws"),
     ],
 )
-def test_wrong_requests_are_refused_before_anything_runs(asked, protocol, changes, error, message):
+def test_wrong_requests_are_refused_before_anything_runs(make_request, protocol, changes, error, message):
     with pytest.raises(error, match=message):
-        plan(protocol, asked(**changes))
+        plan(protocol, make_request(**changes))
 
 
-def test_names_of_methods_are_the_same_in_upper_and_lower_case(asked):
+def test_names_of_methods_are_the_same_in_upper_and_lower_case(make_request):
     """`DeAR.beta=0.1` was ignored: the options were looked up under `dear`."""
     cells = [
-        plan("base-to-novel", asked(methods=[f"{m}@paper"], options={m: {"beta": 0.1}}))[0]
+        plan("base-to-novel", make_request(methods=[f"{m}@paper"], options={m: {"beta": 0.1}}))[0]
         for m in ("dear", "DeAR")
     ]
     assert [cell.spec.options["beta"] for cell in cells] == [0.1, 0.1]
-    (study_cell,) = plan_study(study("inference"), asked(options={"DEAR": {"beta": 0.1}}))[0][1]
+    (study_cell,) = plan_study(study("inference"), make_request(options={"DEAR": {"beta": 0.1}}))[0][1]
     assert study_cell.key == cells[0].key
 
 
-def test_presets_of_a_method_are_planned_and_named(asked, monkeypatch):
+def test_presets_of_a_method_are_planned_and_named(make_request, monkeypatch):
     presets = {
         "paper": Preset("as published", {}, {"batch": 16}),
         "quick": Preset("for a test", {"beta": 0.5}, {"batch": 4}),
     }
     monkeypatch.setattr(find_method("dear"), "presets", presets, raising=False)
-    cells = plan("base-to-novel", asked(methods=["dear@paper", "dear@quick"], recipe={}))
+    cells = plan("base-to-novel", make_request(methods=["dear@paper", "dear@quick"], recipe={}))
     assert [(cell.spec.options["beta"], cell.spec.recipe["batch"]) for cell in cells] == [(0.1, 16), (0.5, 4)]
     assert list(variant_names(cells).values()) == ["dear@paper", "dear@quick"]
-    (changed,) = plan("base-to-novel", asked(methods=["dear@quick"], options={"dear": {"beta": 0.2}}))
+    (changed,) = plan("base-to-novel", make_request(methods=["dear@quick"], options={"dear": {"beta": 0.2}}))
     assert changed.spec.options["beta"] == 0.2
     with pytest.raises(UsageError, match=r"'slow'.*paper"):
-        plan("base-to-novel", asked(methods=["dear@slow"]))
+        plan("base-to-novel", make_request(methods=["dear@slow"]))
     with pytest.raises(UsageError, match="'slow'"):
-        plan("base-to-novel", asked(methods=["coop@slow"]))
+        plan("base-to-novel", make_request(methods=["coop@slow"]))
 
 
-def test_a_cell_that_two_studies_share_is_computed_once(asked, tmp_path):
+def test_a_cell_that_two_studies_share_is_computed_once(make_request, tmp_path):
     """`masks` asks for the roles as they are, `concepts` for five concepts of a map that has five."""
-    found = [plan_study(study(name, 6), asked()) for name in ("masks", "concepts")]
-    cells = [cell for planned in found for _, own in planned for cell in own]
+    planned_cells = [plan_study(study(name, 6), make_request()) for name in ("masks", "concepts")]
+    cells = [cell for planned in planned_cells for _, with_template in planned for cell in with_template]
     seen = []
 
     def work(cell, place):
@@ -336,24 +336,26 @@ def test_a_cell_that_two_studies_share_is_computed_once(asked, tmp_path):
     assert len({cell.key for cell in cells}) == 6
 
 
-def test_a_study_compares_at_one_number_of_shots(asked):
+def test_a_study_compares_at_one_number_of_shots(make_request):
     with pytest.raises(UsageError, match="shots"):
-        plan_study(study("masks"), asked(shots=[1, 2]))
+        plan_study(study("masks"), make_request(shots=[1, 2]))
 
 
-def test_a_template_is_part_of_the_cell_and_of_its_answers(backbone, table, place, asked):
+def test_a_template_is_part_of_the_cell_and_of_its_answers(backbone, table, place, make_request):
     template = "{}"
-    (plain,) = plan("few-shot", asked(methods=["zeroshot"]))
-    (own,) = plan("few-shot", asked(methods=["zeroshot"], templates={table: template}))
-    assert plain.key != own.key
+    (plain,) = plan("few-shot", make_request(methods=["zeroshot"]))
+    (with_template,) = plan("few-shot", make_request(methods=["zeroshot"], templates={table: template}))
+    assert plain.key != with_template.key
     assert "template" not in plain.setting
     test = open_data(table, "test", template=template)
-    assert run(own, place)["modes"]["default"]["accuracy"] == pytest.approx(frozen_accuracy(backbone, test))
+    assert run(with_template, place)["modes"]["default"]["accuracy"] == pytest.approx(
+        frozen_accuracy(backbone, test)
+    )
 
 
-def test_joint_accuracy_and_calibration_the_obvious_way(backbone, table, place, asked):
+def test_joint_accuracy_and_calibration_the_obvious_way(backbone, table, place, make_request):
     """Zero-shot CLIP, image by image: answers among all five classes, and 15 bins filled by hand."""
-    (cell,) = plan("base-to-novel", asked(methods=["zeroshot"]))
+    (cell,) = plan("base-to-novel", make_request(methods=["zeroshot"]))
     row = run(cell, place)["modes"]["default"]
     test, clip = open_data(table, "test"), dear.load(backbone)
     texts = clip.encode_text([test.template.replace("{}", name) for name in test.classes])

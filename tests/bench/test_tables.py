@@ -183,14 +183,14 @@ def test_pages_are_whole_and_need_no_network(tmp_path, two_sets):
     assert fusion_weights([(one, grid.read(one)) for one in cells])["EuroSAT"]["class"] == 0.5
     *_, page = write_protocol(grid, "base-to-novel", cells, "dear bench <x>", {"a cell": "it <failed>"})
     html = page.read_text()
-    own = html[: html.index("<script")] + html[html.rindex("</script>") :]
-    assert "dear bench &lt;x&gt;" in own
-    assert "it &lt;failed&gt;" in own
+    without_script = html[: html.index("<script")] + html[html.rindex("</script>") :]
+    assert "dear bench &lt;x&gt;" in without_script
+    assert "it &lt;failed&gt;" in without_script
     assert '<script src="' not in html
     # Sources of published figures are named as text; nothing is loaded. (Plotly's program names map servers
     # that only its map plots would request.)
-    assert not re.search(r"""(src|href)\s*=\s*["']?https?:|url\(\s*["']?https?:|@import""", own)
-    assert "92.22" in own
+    assert not re.search(r"""(src|href)\s*=\s*["']?https?:|url\(\s*["']?https?:|@import""", without_script)
+    assert "92.22" in without_script
     variants = STUDIES["inference"].variants
     both = {"modes": {m: {"base": 0.5, "novel": 0.5, "hm": 0.5} for m in ("fused", "decoupled")}}
     grid.store(Outcome(cells[0], both))

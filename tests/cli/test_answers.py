@@ -35,27 +35,29 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(4):
         Image.new("RGB", (64, 64), (255, 255 - number, 0)).save(folder / "others" / f"{number}.png")
     words = ("--method", "clip-adapter", "--epochs", "2", "--out", str(folder / "run"))
-    status, said = dear("adapt", "--data", str(folder / "photos"), *words)
-    assert status == 0, said
+    status, output = dear("adapt", "--data", str(folder / "photos"), *words)
+    assert status == 0, output
     return folder
 
 
 def test_predict_refuses_and_adds_classes(place: Path) -> None:
     image = str(place / "photos" / "test" / "red" / "0.png")
-    status, said = dear("predict", str(place / "run"), image, "--classes", "+yellow, orange", "--json")
-    assert status == 0, said
-    found = json.loads(said)["predictions"][0]["classes"]
-    assert len(found) == 5
-    status, said = dear("predict", str(place / "run"), image, "--classes", "+yellow", "--top", "9", "--json")
-    names = {one["name"] for one in json.loads(said)["predictions"][0]["classes"]}
+    status, output = dear("predict", str(place / "run"), image, "--classes", "+yellow, orange", "--json")
+    assert status == 0, output
+    ranked = json.loads(output)["predictions"][0]["classes"]
+    assert len(ranked) == 5
+    status, output = dear(
+        "predict", str(place / "run"), image, "--classes", "+yellow", "--top", "9", "--json"
+    )
+    names = {one["name"] for one in json.loads(output)["predictions"][0]["classes"]}
     assert names == {*COLORS, "yellow"}
     images = [str(path) for path in sorted((place / "photos" / "test").rglob("*.png"))]
     share = ("--reject", "--reject-share", "0.5")
-    status, said = dear("predict", str(place / "run"), *images, *share, "--json")
-    assert status == 0, said
-    refused = [one["rejected"] for one in json.loads(said)["predictions"]]
-    status, said = dear("predict", str(place / "run"), *images, *share)
-    assert said.count("none of these") == sum(refused)
+    status, output = dear("predict", str(place / "run"), *images, *share, "--json")
+    assert status == 0, output
+    refused = [one["rejected"] for one in json.loads(output)["predictions"]]
+    status, output = dear("predict", str(place / "run"), *images, *share)
+    assert output.count("none of these") == sum(refused)
 
 
 @pytest.mark.parametrize(
@@ -74,14 +76,14 @@ def test_predict_and_export_read_the_same_list(
     image, listed = str(place / "photos/test/red/0.png"), lines.lstrip("\ufeff").replace("\r", "")
     answers, onnx = [], str(tmp_path / "model.onnx")
     for words in (("--classes-file", str(tmp_path / "names.txt")), ("--classes", listed.replace("\n", ","))):
-        status, said = dear("predict", str(place / "run"), image, *words, "--top", "9", "--json")
-        assert status == 0, said
-        answers.append(json.loads(said)["predictions"][0]["classes"])
+        status, output = dear("predict", str(place / "run"), image, *words, "--top", "9", "--json")
+        assert status == 0, output
+        answers.append(json.loads(output)["predictions"][0]["classes"])
     if exported:
-        status, said = dear("export", str(place / "run"), "--onnx", onnx, *words, "--json")
-        assert status == 0, said
-        status, said = dear("predict", "--onnx", onnx, image, "--top", "9", "--json")
-        answers.append(json.loads(said)["predictions"][0]["classes"])
+        status, output = dear("export", str(place / "run"), "--onnx", onnx, *words, "--json")
+        assert status == 0, output
+        status, output = dear("predict", "--onnx", onnx, image, "--top", "9", "--json")
+        answers.append(json.loads(output)["predictions"][0]["classes"])
     assert {one["name"] for one in answers[0]} == expected
     for other in answers[1:]:
         assert [one["name"] for one in other] == [one["name"] for one in answers[0]]
@@ -93,9 +95,9 @@ def test_predict_and_export_read_the_same_list(
 def test_names_that_clip_cannot_distinguish_are_refused(place: Path, tmp_path: Path, command: str) -> None:
     image = str(place / "photos/test/red/0.png")
     words = (image,) if command == "predict" else ("--onnx", str(tmp_path / "x.onnx"))
-    status, said = dear(command, str(place / "run"), *words, "--classes", "yellow, +Red")
+    status, output = dear(command, str(place / "run"), *words, "--classes", "yellow, +Red")
     assert status != 0
-    assert "'red' and 'Red'" in said
+    assert "'red' and 'Red'" in output
     assert not list(tmp_path.iterdir())
 
 
@@ -106,16 +108,18 @@ def test_columns_and_keys_do_not_depend_on_the_images(place: Path, tmp_path: Pat
     columns, keys, classes = set(), set(), {}
     for name, words in {"plain": (), "refused": ("--reject", "--reject-share", "0.5")}.items():
         table = tmp_path / f"{name}.csv"
-        status, said = dear("predict", str(place / "run"), *images, str(broken), *words, "--csv", str(table))
-        assert status == 1, said  # one image cannot be read
+        status, output = dear(
+            "predict", str(place / "run"), *images, str(broken), *words, "--csv", str(table)
+        )
+        assert status == 1, output  # one image cannot be read
         rows = list(csv.DictReader(table.open()))
         columns.add(tuple(rows[0]))
         classes[name] = [row["answer"] for row in rows]
         assert all((row["answer"] == "none of these") == (row["rejected"] == "yes") for row in rows)
         assert all(row["class_1"] in COLORS and float(row["probability_1"]) > 0 for row in rows[:-1])
         assert rows[-1]["error"]
-        status, said = dear("predict", str(place / "run"), images[0], *words, "--json")
-        keys.add(tuple(json.loads(said)["predictions"][0]))
+        status, output = dear("predict", str(place / "run"), images[0], *words, "--json")
+        keys.add(tuple(json.loads(output)["predictions"][0]))
     assert len(columns) == len(keys) == 1
     assert "none of these" in classes["refused"]
     assert "none of these" not in classes["plain"]
@@ -123,27 +127,27 @@ def test_columns_and_keys_do_not_depend_on_the_images(place: Path, tmp_path: Pat
 
 def test_evaluate_with_unknown_images(place: Path) -> None:
     words = ("--data", str(place / "photos"), "--unknown", str(place / "others"))
-    status, said = dear("evaluate", str(place / "run"), *words, "--json")
-    assert status == 0, said
-    report = json.loads(said)
+    status, output = dear("evaluate", str(place / "run"), *words, "--json")
+    assert status == 0, output
+    report = json.loads(output)
     assert 0 <= report["ece"] <= 1
     assert report["ece_new"] is None
     assert report["unknown"]["unknown"] == 4
     assert 0 <= report["unknown"]["auroc"] <= 1
-    status, said = dear("evaluate", str(place / "run"), *words)
-    assert "calibration error:" in said
-    assert "AUROC" in said
+    status, output = dear("evaluate", str(place / "run"), *words)
+    assert "calibration error:" in output
+    assert "AUROC" in output
 
 
 def test_choose_recommends_and_adapts(place: Path, tmp_path: Path) -> None:
     words = ("choose", "--data", str(place / "photos"), "--methods", "zeroshot,linear-probe,clip-adapter")
-    status, said = dear(*words, "--folds", "2", "--adapt", "--out", str(tmp_path / "run"), "--json")
-    assert status == 0, said
-    report = json.loads(said.splitlines()[0])
+    status, output = dear(*words, "--folds", "2", "--adapt", "--out", str(tmp_path / "run"), "--json")
+    assert status == 0, output
+    report = json.loads(output.splitlines()[0])
     assert [row["method"] for row in report["methods"]] == ["zeroshot", "linear-probe", "clip-adapter"]
     assert report["pick"] in {"zeroshot", "linear-probe", "clip-adapter"}
     assert report["recommendation"]
     assert (tmp_path / "run" / "config.json").exists()
-    status, said = dear("choose", "--data", str(place / "photos"), "--adapt")
+    status, output = dear("choose", "--data", str(place / "photos"), "--adapt")
     assert status != 0
-    assert "--out" in said
+    assert "--out" in output

@@ -36,26 +36,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_audit_of_data_names_the_planted_concept() -> None:
-    found = call("audit", "--data", "world:shortcut-color@0.9", "--shots", "16")
-    assert found["suspected"] == ["Color"]
-    assert found["findings"][0]["verdict"] == "associated"
-    assert sum(map(sum, found["findings"][0]["images"])) == 96
+    report = call("audit", "--data", "world:shortcut-color@0.9", "--shots", "16")
+    assert report["suspected"] == ["Color"]
+    assert report["findings"][0]["verdict"] == "associated"
+    assert sum(map(sum, report["findings"][0]["images"])) == 96
     assert call("audit", "--data", "world:shortcut-none", "--shots", "16")["suspected"] == []
 
 
 def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path) -> None:
     page = tmp_path / "audit.html"
     words = ("--concept", "location", "--concept", "color", "--out", str(page))
-    found = call("audit", str(run), "--shots", "6", *words)
-    assert found["suspected"] == ["Location"]
-    rows = {row["name"]: row for row in found["findings"]}
+    report = call("audit", str(run), "--shots", "6", *words)
+    assert report["suspected"] == ["Location"]
+    rows = {row["name"]: row for row in report["findings"]}
     assert rows["Location"]["answers_changed"] > 0.1  # on test images, which are at all places
-    assert found["held_out"] == 300
-    assert "worst_group" in found
+    assert report["held_out"] == 300
+    assert "worst_group" in report
     assert 'href="audit-why.html#image-1"' in page.read_text()
     assert 'id="image-1"' in (tmp_path / "audit-why.html").read_text()
-    own = "background: beach, forest, snow, city, space, desert"
-    assert call("audit", str(run), "--shots", "6", "--concept", own)["suspected"] == ["background"]
+    background = "background: beach, forest, snow, city, space, desert"
+    assert call("audit", str(run), "--shots", "6", "--concept", background)["suspected"] == ["background"]
     done = call(
         *("repair", str(run), "--without", "location", "--way", "heads"),
         *("--no-compare", "--out", str(tmp_path / "new")),
@@ -105,8 +105,8 @@ def test_examples_stand_for_a_concept_without_words(tmp_path: Path) -> None:
         for index in chosen:
             images.image(index).save(tmp_path / "places" / value / f"{index}.png")
     clip, training = dear.load("mini"), few_shot(world_task("shortcut-place", "train"), 8, 1)
-    asked = Without(("scenery",), "examples", {"scenery": tmp_path / "places"})
-    removal = remove(clip, training, asked)
+    settings = Without(("scenery",), "examples", {"scenery": tmp_path / "places"})
+    removal = remove(clip, training, settings)
     assert removal.removal.title == "scenery by examples (5 directions)"
     leace = remove(clip, training, Without(("scenery",), "leace", {"scenery": tmp_path / "places"}))
     assert leace.removal.rank == 5
@@ -141,7 +141,7 @@ def test_classifier_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "item"),
     [
         (("audit",), "--data"),
         (("audit", "--data", "world:shortcut-place", "--concept", "smell"), "smell"),
@@ -159,10 +159,10 @@ def test_classifier_without(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_uses(words: tuple[str, ...], said: str) -> None:
+def test_wrong_uses(words: tuple[str, ...], item: str) -> None:
     result = CliRunner().invoke(build_app(), list(words))
     assert result.exit_code != 0
-    assert said in str(result.exception) + result.output
+    assert item in str(result.exception) + result.output
 
 
 @pytest.fixture(scope="module")
@@ -184,19 +184,19 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_dark_class_is_found_tested_by_edits_and_repaired(photos: Path, tmp_path: Path) -> None:
-    found = call("audit", "--data", str(photos))
-    (dark,) = found["findings"]
+    report = call("audit", "--data", str(photos))
+    (dark,) = report["findings"]
     assert dark["kind"] == "property"
     assert dark["without"] == "brightness"
     assert dark["look"] in ("dark", "without highlights")
-    assert found["suspected"] == [dark["name"]]
-    assert "--without brightness" in found["next"][0]
+    assert report["suspected"] == [dark["name"]]
+    assert "--without brightness" in report["next"][0]
     run = tmp_path / "run"
     adapt(photos, run, method="linear-probe", recipe={"epochs": 5, "lr": 0.03}, calibrate=False)
-    asked = call("audit", str(run), "--concept", "color")
-    (dark,) = (one for one in asked["findings"] if one["kind"] == "property")
+    report = call("audit", str(run), "--concept", "color")
+    (dark,) = (one for one in report["findings"] if one["kind"] == "property")
     assert dark["edits"]["images"] == 15
-    assert dark["suspected"] == (dark["name"] in asked["suspected"]) == dark["edits"]["relies"]
+    assert dark["suspected"] == (dark["name"] in report["suspected"]) == dark["edits"]["relies"]
     words = ("--without", "brightness", "--way", "copies", "--out", str(tmp_path / "new"))
     done = call("repair", str(run), *words)
     assert "brightness" in done["removed"]

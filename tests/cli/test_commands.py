@@ -81,16 +81,16 @@ def test_adapt_evaluate_predict_report_and_retrieve(photos: Path, run: Path, tmp
     assert report["mode"] == "decoupled"
     assert set(report["modes"]) == {"fused", "decoupled"}
     image = str(photos / "red" / "0.png")
-    said = json.loads(dear("predict", str(run), image, "--top", "2", "--json").stdout)["predictions"][0]
-    assert {c["name"] for c in said["classes"]} == {"red", "blue"}
-    assert sum(c["probability"] for c in said["classes"]) == pytest.approx(1.0, abs=1e-4)
+    prediction = json.loads(dear("predict", str(run), image, "--top", "2", "--json").stdout)["predictions"][0]
+    assert {c["name"] for c in prediction["classes"]} == {"red", "blue"}
+    assert sum(c["probability"] for c in prediction["classes"]) == pytest.approx(1.0, abs=1e-4)
     other = dear("predict", str(run), image, "--classes", "green, red, yellow", "--top", "1")
     assert "red" in other.stdout
-    found = dear(
+    matches = dear(
         "retrieve", str(run), "--query", image, "--attribute", "color", "--gallery", str(photos),
         "--top", "2", "--out", str(tmp_path / "sheets"), "--json",
     )  # fmt: skip
-    assert len(json.loads(found.stdout)["attributes"]["Color"]) == 2
+    assert len(json.loads(matches.stdout)["attributes"]["Color"]) == 2
     assert (tmp_path / "sheets" / "color.png").is_file()
 
 

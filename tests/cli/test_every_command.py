@@ -80,8 +80,8 @@ def test_a_method_goes_through_every_command(
     run = adapted(runs_of_all, name, few_images, backbone)
     shown = ("--device", "cpu")
     for _ in range(2):  # the second time from the cache
-        found = json.loads(command("evaluate", str(run), "--data", str(few_images), "--json", *shown))
-    assert found["images"] == 5
+        report = json.loads(command("evaluate", str(run), "--data", str(few_images), "--json", *shown))
+    assert report["images"] == 5
     for answer in predicted(runs_of_all, name, few_images, backbone):
         values = [one["probability"] for one in answer["classes"]]
         assert len(values) == 5
@@ -107,6 +107,6 @@ def test_all_runs_are_served_together(runs_of_all: Path, few_images: Path, backb
                 f"/v1/models/{name}/classify", files=[("files", (image.name, image.read_bytes()))]
             )
             assert reply.status_code == 200, f"{name}: {reply.text}"
-            best, wanted = reply.json()["answers"][0]["classes"][0], answer["classes"][0]
-            assert best["name"] == wanted["name"]
-            assert best["probability"] == pytest.approx(wanted["probability"], abs=1e-4)
+            best, expected = reply.json()["answers"][0]["classes"][0], answer["classes"][0]
+            assert best["name"] == expected["name"]
+            assert best["probability"] == pytest.approx(expected["probability"], abs=1e-4)

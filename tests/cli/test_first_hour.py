@@ -34,8 +34,8 @@ def test_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             assert words[0] == "dear", line
             if words[1] == "adapt":
                 words += ["--epochs", "2"]  # quicker; everything else is as on the page
-            status, said = dear(*words[1:])
-            assert status == 0, f"{line}\n{said}"
+            status, output = dear(*words[1:])
+            assert status == 0, f"{line}\n{output}"
             count += 1
     assert count >= 12
     assert (tmp_path / "answers.csv").read_text().startswith("image,answer,class_1,probability_1")

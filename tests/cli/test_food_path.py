@@ -31,28 +31,28 @@ def test_from_folder_to_table_in_four_commands(
     assert dear("data", "check", "food")[0] == 0
 
     words = ["adapt", "--data", "food", "--backbone", "models/tiny-clip", "--out", "run", "--epochs", "3"]
-    status, said = dear(*words)
-    assert status == 0, said
+    status, output = dear(*words)
+    assert status == 0, output
     for item in ("24 images", "3 classes", "6 images", "6 held-out", "fused"):
-        assert item in said
-    following = next(line for line in said.splitlines() if line.startswith("next: "))
+        assert item in output
+    following = next(line for line in output.splitlines() if line.startswith("next: "))
     config = read_config(place / "run")
     assert config.backbone_path == str(place / "models" / "tiny-clip")
 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    status, said = dear(*following.removeprefix("next: dear ").split())  # as it was printed
-    assert status == 0, said
+    status, output = dear(*following.removeprefix("next: dear ").split())  # as it was printed
+    assert status == 0, output
     monkeypatch.chdir(elsewhere)  # and the backbone is found from any folder
     assert dear("evaluate", str(place / "run"), "--data", str(place / "food"))[0] == 0
 
     monkeypatch.chdir(place)
     (place / "food" / "apple_pie" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut")
-    status, said = dear("predict", "run", "food", "--csv", "answers.csv")
+    status, output = dear("predict", "run", "food", "--csv", "answers.csv")
     (place / "food" / "apple_pie" / "broken.jpg").unlink()
-    assert status == 1, said  # an image could not be read
-    assert said.count("broken.jpg") == 1
-    assert "1 of 31" in said
+    assert status == 1, output  # an image could not be read
+    assert output.count("broken.jpg") == 1
+    assert "1 of 31" in output
     rows = list(csv.DictReader((place / "answers.csv").open()))
     assert len(rows) == 31
     assert set(rows[0]) >= {"image", "answer", "class_1", "probability_1", "error"}
@@ -91,10 +91,10 @@ def test_a_second_adaptation_uses_the_kept_roles(
 
 def test_mini_says_that_it_knows_no_photos(place: Path, tmp_path: Path) -> None:
     words = ["adapt", "--data", str(place / "food"), "--out", str(tmp_path / "run"), "--epochs", "1"]
-    status, said = dear(*words, "--no-check", "--method", "linear-probe")
+    status, output = dear(*words, "--no-check", "--method", "linear-probe")
     assert status == 0
-    assert "'mini'" in said
-    assert "openai/clip-vit-base-patch16" in said
+    assert "'mini'" in output
+    assert "openai/clip-vit-base-patch16" in output
     quiet = dear(
         "adapt", "--data", "world:textures", "--out", str(tmp_path / "w"), "--epochs", "1", "--shots", "5",
         "--no-check", "--method", "linear-probe",
@@ -152,12 +152,12 @@ def test_a_role_map_remembers_where_its_backbone_is(
     assert json.loads(roles.read_text())["location"] == str(place / "models" / "tiny-clip")
     monkeypatch.chdir(tmp_path)
     page = ("roles", "report", "roles.json", "--images", str(place / "food"), "--out", "page.html")
-    status, said = dear(*page)
-    assert status == 0, said
+    status, output = dear(*page)
+    assert status == 0, output
     assert (tmp_path / "page.html").is_file()
     document = json.loads(roles.read_text())
     roles.write_text(json.dumps(document | {"location": str(tmp_path / "gone")}))
-    status, said = dear(*page)
+    status, output = dear(*page)
     assert status == 2
-    assert "gone" in said
-    assert len(said) < 250, said
+    assert "gone" in output
+    assert len(output) < 250, output

@@ -60,16 +60,16 @@ def test_options_reach_the_run(run: Path) -> None:
 
 
 def test_merged_is_a_backbone_with_the_same_answers(run: Path, tmp_path: Path) -> None:
-    told = json.loads(call("export", str(run), "--merged", str(tmp_path / "plain"), "--json"))
+    facts = json.loads(call("export", str(run), "--merged", str(tmp_path / "plain"), "--json"))
     method, plain = load_run(run), dear.load(tmp_path / "plain")
     size = plain.config.vision.image_size
     pixels = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    own = method.logits(pixels)
-    answers = ZeroShot(plain, method.classes, template=told["template"]).logits(pixels)
-    torch.testing.assert_close(answers, own, rtol=0, atol=1e-4)
+    folded = method.logits(pixels)
+    answers = ZeroShot(plain, method.classes, template=facts["template"]).logits(pixels)
+    torch.testing.assert_close(answers, folded, rtol=0, atol=1e-4)
     frozen = ZeroShot(method.clip, method.classes, template=method.template).logits(pixels)
-    assert (frozen - own).abs().max() > 1e-3
-    assert told["numbers"] == sum(p.numel() for p in method.clip.parameters())
+    assert (frozen - folded).abs().max() > 1e-3
+    assert facts["numbers"] == sum(p.numel() for p in method.clip.parameters())
 
 
 def test_the_page_about_purification_is_true(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,14 +38,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_strong_dear_on_a_siglip_folder(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DEAR_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(place)
-    status, said = dear(
+    status, output = dear(
         "adapt", "--data", "food", "--backbone", "tiny-siglip", "--out", "run", "--recipe", "strong",
         "--epochs", "3", "--no-calibrate",
     )  # fmt: skip
-    assert status == 0, said
+    assert status == 0, output
     assert read_config(place / "run").preset == "strong"
-    status, said = dear("predict", "run", "food", "--csv", str(tmp_path / "answers.csv"))
-    assert status == 0, said
+    status, output = dear("predict", "run", "food", "--csv", str(tmp_path / "answers.csv"))
+    assert status == 0, output
     rows = list(csv.DictReader((tmp_path / "answers.csv").open()))
     assert len(rows) == 30
     assert {row["answer"] for row in rows} <= {"apple pie", "green salad", "tomato soup"}
@@ -56,11 +56,11 @@ def test_roles_of_a_siglip_tell_how_much_of_the_feature_heads_explain(place: Pat
     out, corpus = tmp_path / "roles.json", tmp_path / "corpus.txt"
     tagged = list(load_corpus().tags.items())[::60]
     corpus.write_text("".join(f"{text}\t{tag}\n" for text, tag in tagged))
-    status, said = dear(
+    status, output = dear(
         "roles", "discover", "--backbone", str(place / "tiny-siglip"), "--images", str(place / "food"),
         "--out", str(out), "--concepts", "tags", "--corpus", str(corpus),
     )  # fmt: skip
-    assert status == 0, said
+    assert status == 0, output
     share = json.loads(out.read_text())["evidence"]["linear_share"]
-    assert f"{share:.1%}" in said
-    assert "exact" not in said
+    assert f"{share:.1%}" in output
+    assert "exact" not in output

@@ -27,10 +27,10 @@ def commands(group, prefix=()):
 
 
 def test_every_computing_command_has_the_option() -> None:
-    found = dict(commands(typer.main.get_command(build_app())))
+    by_name = dict(commands(typer.main.get_command(build_app())))
     without = {
         words[-1]
-        for words, command in found.items()
+        for words, command in by_name.items()
         if not any("--threads" in parameter.opts for parameter in command.params)
     }
     assert without == IDLE - {"cache"}

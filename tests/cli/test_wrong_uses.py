@@ -255,14 +255,14 @@ def typed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("command", "things"), USES, ids=[command for command, _ in USES])
 def test_wrong_uses(command: str, things: str, place: Path) -> None:
     before = contents(place)
-    status, said = dear(*shlex.split(command))
-    flat = " ".join(said.replace("│", " ").split())
+    status, output = dear(*shlex.split(command))
+    flat = " ".join(output.replace("│", " ").split())
     for part in things.split(" & "):
-        assert part in flat, said
-    assert status == 2, said
-    assert "Traceback" not in said
-    lines = [line for line in said.strip().splitlines() if not line.startswith("notice: ")]
-    if lines[0].startswith("dear: ") and "cannot be read:" not in said:  # those are listed, one per line
+        assert part in flat, output
+    assert status == 2, output
+    assert "Traceback" not in output
+    lines = [line for line in output.strip().splitlines() if not line.startswith("notice: ")]
+    if lines[0].startswith("dear: ") and "cannot be read:" not in output:  # those are listed, one per line
         assert len(lines) == 1
     assert contents(place) == before  # names and bytes
 

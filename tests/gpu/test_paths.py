@@ -41,16 +41,16 @@ def test_the_fast_path_is_as_near_to_float32_as_the_plain_one(
 
     def answers(method) -> dict[str, torch.Tensor]:
         names = [name for name, _ in method.named_parameters()]
-        found = dict(zip(names, gradients(method, pixels, labels), strict=True))
-        return {**found, **method.all_logits(pixels)}
+        grads = dict(zip(names, gradients(method, pixels, labels), strict=True))
+        return {**grads, **method.all_logits(pixels)}
 
-    wanted, found = answers(exact), answers(half)
+    expected, actual = answers(exact), answers(half)
     monkeypatch.setenv("DEAR_KERNELS", "0")
     plain = answers(half)
-    for name, true in wanted.items():
-        ours, theirs = (float((g[name] - true).norm() / true.norm()) for g in (found, plain))
-        assert ours < 1.5 * theirs + 2e-3, (name, ours, theirs)
-        assert name in half.modes or ours < 0.05, (name, ours)
+    for name, true in expected.items():
+        error, plain_error = (float((g[name] - true).norm() / true.norm()) for g in (actual, plain))
+        assert error < 1.5 * plain_error + 2e-3, (name, error, plain_error)
+        assert name in half.modes or error < 0.05, (name, error)
 
 
 def test_recorded_inference_of_many_adapters_gives_the_answers_of_each() -> None:

@@ -57,9 +57,9 @@ def test_a_recorded_step_is_the_eager_step_at_every_step(size: str, dtype: torch
         replay(inputs)
         grads = gradients(eager, *inputs)
         optimizers[1].step()
-        for p, own, other in zip(learned, grads, eager.parameters(), strict=True):
-            scale = float(own.abs().max())
-            torch.testing.assert_close(p.grad / scale, own / scale, **near)
+        for p, grad, other in zip(learned, grads, eager.parameters(), strict=True):
+            scale = float(grad.abs().max())
+            torch.testing.assert_close(p.grad / scale, grad / scale, **near)
             torch.testing.assert_close(p, other, rtol=near["rtol"], atol=10 * near["atol"])
         assert any(not torch.equal(p, old) for p, old in zip(learned, before, strict=True))
 

@@ -49,7 +49,7 @@ def upload(decoder, content: bytes, name: str = "a") -> Upload:
 
 def decoded(decoder, content: bytes, name: str = "a") -> torch.Tensor:
     """One image through the decoder; refusals are raised."""
-    (found,) = asyncio.run(decoder.decode([upload(decoder, content, name)]))
-    if isinstance(found, Refused):
-        raise found
-    return found
+    (result,) = asyncio.run(decoder.decode([upload(decoder, content, name)]))
+    if isinstance(result, Refused):
+        raise result
+    return result

@@ -83,8 +83,8 @@ def pid_of(decoder: Decoder) -> int:
 )  # fmt: skip
 def test_the_header_says_what_the_decoder_finds(kind, options):
     content = encoded(Image.effect_noise((321, 123), 50).convert("RGB"), kind, **options)
-    found = read_header(content)
-    assert (found.width, found.height) == (321, 123)
+    header = read_header(content)
+    assert (header.width, header.height) == (321, 123)
     for cut in range(60):  # any beginning of a file is read without an error
         read_header(content[:cut])
 
@@ -164,18 +164,18 @@ def test_an_image_that_no_decoder_comes_to_is_refused_for_now(monkeypatch):
         decoder._workers[0]._decoding = decoder.decoding
 
         async def go():
-            asked = asyncio.create_task(decoder.decode([upload(decoder, content, "c")]))
+            pending = asyncio.create_task(decoder.decode([upload(decoder, content, "c")]))
             stopped = set()
-            while not asked.done():
+            while not pending.done():
                 for worker in decoder._workers:
                     if worker.tasks and worker.pid not in stopped:
                         os.kill(worker.pid, signal.SIGSTOP)
                         stopped.add(worker.pid)
                 await asyncio.sleep(0)
-            return (await asked)[0], len(stopped)
+            return (await pending)[0], len(stopped)
 
-        found, tries = asyncio.run(asyncio.wait_for(go(), 30))
-        assert (found.http_status, found.retry_after, tries) == (503, 1, 2)
+        refusal, tries = asyncio.run(asyncio.wait_for(go(), 30))
+        assert (refusal.http_status, refusal.retry_after, tries) == (503, 1, 2)
     finally:
         decoder.close()
 
@@ -303,15 +303,15 @@ def test_a_long_json_list_does_not_freeze_the_event_loop(runs):
     with serving(runs, settings) as (address, _):
         with ThreadPoolExecutor(1) as pool:
             kind = {"content-type": "application/json"}
-            asked = pool.submit(
+            pending = pool.submit(
                 httpx.post, f"{address}/v1/models/zero/classify", content=body, headers=kind, timeout=30
             )
             waits = []
-            while not asked.done():
+            while not pending.done():
                 began = time.monotonic()
                 assert httpx.get(f"{address}/health/live", timeout=30).status_code == 200
                 waits.append(time.monotonic() - began)
-            assert asked.result().status_code == 413
+            assert pending.result().status_code == 413
         assert max(waits, default=0) < 1.5
 
 
@@ -775,15 +775,15 @@ def test_callers_that_hold_much_leave_room_for_one_that_holds_little():
 def test_decode_gives_errors_per_file_and_a_limit_for_all(decoder):
     contents = {"a": image_bytes(1), "b": b"no image", "c": image_bytes(2)}
     mixed = [upload(decoder, content, name) for name, content in contents.items()]
-    found = asyncio.run(decoder.decode(mixed))
-    assert [isinstance(one, Refused) for one in found] == [False, True, False]
+    answers = asyncio.run(decoder.decode(mixed))
+    assert [isinstance(one, Refused) for one in answers] == [False, True, False]
     with pytest.raises(Refused, match="2,000"):
         asyncio.run(Decoder(1, Decoding(24, Limits(request_pixels=2000))).decode(mixed))
 
 
 def test_new_classes_are_calibrated_as_by_the_model_itself(runs):
-    own = {"temperature": 2.0, "new_temperature": 3.0, "logits": [0.5] * 40}
-    words = {"format": "dear calibration", "schema": 1, "images": 40, "modes": {"default": own}}
+    calibration = {"temperature": 2.0, "new_temperature": 3.0, "logits": [0.5] * 40}
+    words = {"format": "dear calibration", "schema": 1, "images": 40, "modes": {"default": calibration}}
     (runs / "coop" / "calibration.json").write_text(json.dumps(words))
     names = [f"thing number {n}" for n in range(20)]
     with client_of(runs) as client:

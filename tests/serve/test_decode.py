@@ -36,8 +36,8 @@ def decoder():
 
 def test_processes_give_the_pixels_of_the_librarys_own_reader(decoder) -> None:
     files = [file(40, 30), file(30, 50, "PNG"), file(24, 24, "GIF"), file(70, 31)]
-    found = asyncio.run(decoder.decode([upload(decoder, one, str(n)) for n, one in enumerate(files)]))
-    for one, content in zip(found, files, strict=True):
+    tensors = asyncio.run(decoder.decode([upload(decoder, one, str(n)) for n, one in enumerate(files)]))
+    for one, content in zip(tensors, files, strict=True):
         assert torch.equal(one, resize_crop(open_image(content), 24))
 
 
@@ -81,21 +81,21 @@ def test_of_many_waiting_files_a_process_gets_several_and_each_has_its_own_answe
     files, bad = [file(30 + n, 50 - n) for n in range(12)], file(40, 30)[:-40]
     files[2] = files[7] = bad
     files[5] = file(30, 20, "PNG")  # such a file may take long: nobody waits for it
-    given: list[list[str]] = []
+    batches: list[list[str]] = []
     try:
         decoded(decoder, files[0])
         give = decoder._workers[0].decode
 
         def decode(tasks) -> None:
-            given.append([task.upload.name for task in tasks])
+            batches.append([task.upload.name for task in tasks])
             give(tasks)
 
         decoder._workers[0].decode = decode
-        found = asyncio.run(decoder.decode([upload(decoder, one, str(n)) for n, one in enumerate(files)]))
+        tensors = asyncio.run(decoder.decode([upload(decoder, one, str(n)) for n, one in enumerate(files)]))
     finally:
         decoder.close()
-    assert given[:3] == [["0", "1", "2", "3"], ["4"], ["5"]]
-    for number, (one, content) in enumerate(zip(found, files, strict=True)):
+    assert batches[:3] == [["0", "1", "2", "3"], ["4"], ["5"]]
+    for number, (one, content) in enumerate(zip(tensors, files, strict=True)):
         if content == bad:
             assert str(one).startswith(f"{number}: ")
         else:
@@ -105,24 +105,26 @@ def test_of_many_waiting_files_a_process_gets_several_and_each_has_its_own_answe
 def test_files_of_a_process_that_is_killed_are_decoded_one_by_one() -> None:
     decoder = Decoder(1, Decoding(24, Limits(pixels=10**5)))
     files = [file(30 + n, 40) for n in range(6)]
-    given: list[list[str]] = []
+    batches: list[list[str]] = []
     try:
         decoded(decoder, files[0])
         first = decoder._workers[0]
         give = first.decode
 
         def decode(tasks) -> None:
-            given.append([task.upload.name for task in tasks])
+            batches.append([task.upload.name for task in tasks])
             os.kill(first.pid, signal.SIGSTOP)
             give(tasks)
             os.kill(first.pid, signal.SIGKILL)
 
         first.decode = decode
-        found = asyncio.run(decoder.decode([upload(decoder, one, str(n)) for n, one in enumerate(files)]))
+        tensors = asyncio.run(decoder.decode([upload(decoder, one, str(n)) for n, one in enumerate(files)]))
     finally:
         decoder.close()
-    assert [len(names) for names in given] == [4]
-    assert all(torch.equal(one, resize_crop(content, 24)) for one, content in zip(found, files, strict=True))
+    assert [len(names) for names in batches] == [4]
+    assert all(
+        torch.equal(one, resize_crop(content, 24)) for one, content in zip(tensors, files, strict=True)
+    )
 
 
 @pytest.mark.parametrize(

@@ -55,15 +55,17 @@ def post(client: TestClient, name: str, **options: str):
 
 
 def assert_equal(answers: list[dict], expected: list) -> None:
-    for answer, wanted in zip(answers, expected, strict=True):
-        assert [one["name"] for one in answer["classes"]] == [name for name, _ in wanted.classes]
+    for answer, prediction in zip(answers, expected, strict=True):
+        assert [one["name"] for one in answer["classes"]] == [name for name, _ in prediction.classes]
         values = [one["probability"] for one in answer["classes"]]
-        assert values == pytest.approx([value for _, value in wanted.classes], abs=1e-5)
-        assert answer.get("rejected") == wanted.rejected
-        assert answer.get("labels") == (None if wanted.labels is None else list(wanted.labels))
+        assert values == pytest.approx([value for _, value in prediction.classes], abs=1e-5)
+        assert answer.get("rejected") == prediction.rejected
+        assert answer.get("labels") == (None if prediction.labels is None else list(prediction.labels))
         node = answer.get("node")
-        assert (node and node["name"]) == (wanted.node and wanted.node[0])
-        assert (node and node["probability"]) == pytest.approx(wanted.node and wanted.node[1], abs=1e-5)
+        assert (node and node["name"]) == (prediction.node and prediction.node[0])
+        assert (node and node["probability"]) == pytest.approx(
+            prediction.node and prediction.node[1], abs=1e-5
+        )
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def test_a_batch_of_all_methods_at_once() -> None:
     order = torch.randperm(len(methods), generator=torch.Generator().manual_seed(0)).tolist()
     methods, pixels = [methods[i] for i in order], images(len(methods))
     together = mixed_batch.logits(methods, pixels)
-    for method, logits, own in zip(methods, together, pixels, strict=True):
-        torch.testing.assert_close(logits, method.logits(own[None])[0], rtol=1e-8, atol=1e-8)
+    for method, logits, image in zip(methods, together, pixels, strict=True):
+        torch.testing.assert_close(logits, method.logits(image[None])[0], rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["dear", "linear-probe", "coop"])

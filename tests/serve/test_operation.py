@@ -104,8 +104,8 @@ def test_searches_by_different_role_maps_do_not_cancel_each_other(tmp_path):
     async def go():
         galleries = Galleries({"stored": images}, clip.config.view, compute)
         for _ in range(2):
-            found = await asyncio.gather(*(galleries.index("stored", search) for search in searches))
-            assert len(found) == 2
+            result = await asyncio.gather(*(galleries.index("stored", search) for search in searches))
+            assert len(result) == 2
             assert calls == [5, 5]  # both are cached
 
     asyncio.run(go())
@@ -184,10 +184,10 @@ def test_certificates_reach_the_server(tmp_path, monkeypatch):
     monkeypatch.setattr("dear.serve.server.Server", lambda config: ended)
     options = ["--tls-certificate", str(files["cert.pem"]), "--tls-key", str(files["key.pem"])]
     options += ["--drain-seconds", "7", "--device", "cpu"]
-    found = CliRunner().invoke(build_app(), ["serve", str(tmp_path), *options])
+    result = CliRunner().invoke(build_app(), ["serve", str(tmp_path), *options])
     made[0].close(1.0)
-    assert found.exit_code == 0, found.output
-    assert "https://" in found.output
+    assert result.exit_code == 0, result.output
+    assert "https://" in result.output
     assert (seen["ssl_certfile"], seen["ssl_keyfile"]) == (files["cert.pem"], files["key.pem"])
     assert seen["timeout_graceful_shutdown"] == 7
 

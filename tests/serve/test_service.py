@@ -102,10 +102,10 @@ def test_json_other_classes_and_embeddings(shared):
     assert refused.status_code == 400
     assert "linear-probe" in refused.json()["error"]["message"]
     inputs = ["a cat", f"data:image/png;base64,{body['images'][0]}"]
-    found = shared.post("/v1/embeddings", json={"input": inputs, "model": clip.name}).json()
+    result = shared.post("/v1/embeddings", json={"input": inputs, "model": clip.name}).json()
     text = torch.nn.functional.normalize(clip.encode_text(["a cat"]), dim=-1)[0]
-    assert found["data"][0]["embedding"] == pytest.approx(text.tolist(), abs=1e-5)
-    assert sum(v * v for v in found["data"][1]["embedding"]) == pytest.approx(1, abs=1e-5)
+    assert result["data"][0]["embedding"] == pytest.approx(text.tolist(), abs=1e-5)
+    assert sum(v * v for v in result["data"][1]["embedding"]) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -206,8 +206,8 @@ def test_runs_are_uploaded_unloaded_and_loaded(runs, made_runs, tmp_path):
             "/v1/models/fresh/upload", content=packed(tmp_path / "calibrated"), headers=headers
         )
         assert fresh.json()["method"] == "coop"
-        asked = client.post("/v1/models/fresh/classify", files=[file(1)], headers=open_key)
-        assert asked.status_code == 200
+        reply = client.post("/v1/models/fresh/classify", files=[file(1)], headers=open_key)
+        assert reply.status_code == 200
         client.post("/v1/models/fresh/unload", headers=headers)
         assert client.get("/v1/models/fresh", headers=open_key).status_code == 404
         assert client.post("/v1/models/fresh/load", headers=headers).status_code == 200
@@ -237,8 +237,8 @@ def test_the_folder_changes_while_it_is_served(runs, tmp_path):
             return reply.json()["version"] if reply.status_code == 200 else None
 
         def red(name: str) -> float:
-            found = client.post(f"/v1/models/{name}/classify", files=[file(5)], data={"top": "3"}).json()
-            return {e["name"]: e["probability"] for e in found["answers"][0]["classes"]}["red"]
+            result = client.post(f"/v1/models/{name}/classify", files=[file(5)], data={"top": "3"}).json()
+            return {e["name"]: e["probability"] for e in result["answers"][0]["classes"]}["red"]
 
         before, first = version("probe"), red("probe")
         make_run(tmp_path / "another", "linear-probe", C=0.01)
@@ -308,14 +308,14 @@ def test_jobs_wait_for_each_other_and_a_full_queue_refuses():
     batcher = Batcher(compute, largest=3, longest_wait=0.05, most_queued=5)
 
     async def ask():
-        asked = asyncio.create_task(batcher.compute([1, 2, 3, 4, 5]))
+        pending = asyncio.create_task(batcher.compute([1, 2, 3, 4, 5]))
         await asyncio.sleep(0.01)
         with pytest.raises(Refused, match=r"\b5\b") as refused:
             await batcher.compute([6])
         assert refused.value.http_status == 429
         assert refused.value.retry_after == 1
         gate.set()
-        assert await asked == [2, 4, 6, 8, 10]
+        assert await pending == [2, 4, 6, 8, 10]
         assert sizes == [3, 2]
         batcher.close()
         with pytest.raises(Refused) as refused:
@@ -452,10 +452,10 @@ def test_retrieval_is_that_of_the_command(runs, tmp_path):
         refused = client.post("/v1/models/probe/retrieve", files=[file(3)], data={"attribute": "color"})
         assert refused.status_code == 400
     method = load_run(runs / "roles", tiny_clip(dtype=torch.float32))
-    for found in retrieve(method, query=tmp_path / "3.png", gallery=images, by="features", top=2):
-        assert [match["key"] for match in got[found.attribute]] == list(found.keys)
-        assert [match["similarity"] for match in got[found.attribute]] == pytest.approx(
-            list(found.similarity), abs=1e-5
+    for result in retrieve(method, query=tmp_path / "3.png", gallery=images, by="features", top=2):
+        assert [match["key"] for match in got[result.attribute]] == list(result.keys)
+        assert [match["similarity"] for match in got[result.attribute]] == pytest.approx(
+            list(result.similarity), abs=1e-5
         )
     assert list(one.json()["answers"][0]["attributes"]) == ["Color"]
     assert plain.json()["answers"][0]["attributes"]["image"][0]["key"].endswith("3.png")
@@ -473,16 +473,16 @@ def test_reject_with_a_calibration(runs):
     pixels = torch.stack([method.clip.preprocess(Image.open(io.BytesIO(image_bytes(s)))) for s in (1, 2)])
     best = (method.logits(pixels) / 2).amax(dim=1).tolist()
     middle = sum(best) / 2
-    own = {"temperature": 2.0, "new_temperature": 2.0, "logits": [middle] * 40}
-    words = {"format": "dear calibration", "schema": 1, "images": 40, "modes": {"default": own}}
+    calibration = {"temperature": 2.0, "new_temperature": 2.0, "logits": [middle] * 40}
+    words = {"format": "dear calibration", "schema": 1, "images": 40, "modes": {"default": calibration}}
     (runs / "probe" / "calibration.json").write_text(json.dumps(words))
     with client_of(runs) as client:
         reply = client.post("/v1/models/probe/classify", files=[file(1), file(2)], data={"reject": "true"})
     assert reply.status_code == 200, reply.text
     answers = reply.json()["answers"]
     assert [a["rejected"] for a in answers] == [score < middle for score in best]
-    wanted = (method.logits(pixels) / 2).softmax(dim=-1).amax(dim=1).tolist()
-    assert [a["classes"][0]["probability"] for a in answers] == pytest.approx(wanted, rel=1e-4)
+    expected = (method.logits(pixels) / 2).softmax(dim=-1).amax(dim=1).tolist()
+    assert [a["classes"][0]["probability"] for a in answers] == pytest.approx(expected, rel=1e-4)
 
 
 def test_adapters_of_a_folder_are_on_one_backbone_object(runs):

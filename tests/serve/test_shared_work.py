@@ -85,8 +85,8 @@ def test_corrected_runs_answer_as_alone_and_hold_no_weights_of_their_own(correct
         ImageJob(torch.randint(0, 256, (3, 24, 24), dtype=torch.uint8), answerers[name]) for name in names
     ]
     engine = Engine(clip)
-    for own, mixed in zip(together, engine.compute(together), strict=True):
-        torch.testing.assert_close(engine.compute([own])[0], mixed, rtol=1e-5, atol=1e-5)
+    for job, mixed in zip(together, engine.compute(together), strict=True):
+        torch.testing.assert_close(engine.compute([job])[0], mixed, rtol=1e-5, atol=1e-5)
     plain, changed = (alone(corrected_runs / name, [0]) for name in ("zero", "zero-1"))
     assert (plain - changed).abs().max() > 1e-3  # the corrections do change answers
 
@@ -94,8 +94,8 @@ def test_corrected_runs_answer_as_alone_and_hold_no_weights_of_their_own(correct
 def test_a_corrected_adapter_searches_with_its_correction(corrected_runs, tmp_path):
     service = Service(corrected_runs, tiny_clip(dtype=torch.float32), QUICK, {"stored": gallery(tmp_path)})
     with TestClient(make_app(service)) as client:
-        found = client.post("/v1/models/zero-1/retrieve", files=[file(3)], data={"top": "5"}).json()
-    near = {one["key"][-5]: one["similarity"] for one in found["answers"][0]["attributes"]["image"]}
+        reply = client.post("/v1/models/zero-1/retrieve", files=[file(3)], data={"top": "5"}).json()
+    near = {one["key"][-5]: one["similarity"] for one in reply["answers"][0]["attributes"]["image"]}
     clip = corrected_clip(1)
     features = clip.encode_image(torch.stack([clip.preprocess(open_image(image_bytes(n))) for n in range(5)]))
     features = torch.nn.functional.normalize(features, dim=1)
@@ -105,8 +105,8 @@ def test_a_corrected_adapter_searches_with_its_correction(corrected_runs, tmp_pa
 def test_ranks_of_a_mixed_batch_are_those_of_its_logits(made_runs, tmp_path):
     """Calibrated adapters beside others, lists of different lengths, and jobs that want logits."""
     shutil.copytree(made_runs, tmp_path / "runs")
-    own = {"temperature": 2.0, "new_temperature": 3.0, "logits": [1.0] * 40}
-    words = {"format": "dear calibration", "schema": 1, "images": 40, "modes": {"default": own}}
+    calibration = {"temperature": 2.0, "new_temperature": 3.0, "logits": [1.0] * 40}
+    words = {"format": "dear calibration", "schema": 1, "images": 40, "modes": {"default": calibration}}
     (tmp_path / "runs" / "probe" / "calibration.json").write_text(json.dumps(words))
     clip = tiny_clip(dtype=torch.float32)
     store = AdapterStore(tmp_path / "runs", clip)
@@ -141,9 +141,9 @@ class Fake:
     def __call__(self, function, inputs):
         self.made.append(len(inputs[0]))
 
-        def replay(given):
+        def replay(inputs):
             self.replayed += 1
-            return function(*given)
+            return function(*inputs)
 
         return replay
 
@@ -196,12 +196,12 @@ def test_search_by_heads_is_that_of_the_command(corrected_runs, tmp_path):
         none = ask("zero")
         way = ask("roles", by="magic")
     expected = retrieve(query=tmp_path / "3.png", gallery=images, backbone=clip, roles=mixed_roles(), top=4)
-    assert list(got) == [found.attribute for found in expected]
-    for found in expected:
-        assert [match["key"] for match in got[found.attribute]] == list(found.keys)
-        near = [match["similarity"] for match in got[found.attribute]]
-        assert near == pytest.approx(list(found.similarity), abs=1e-4)
-        assert not any(match["key"].endswith("3.png") for match in got[found.attribute])
+    assert list(got) == [one.attribute for one in expected]
+    for matches in expected:
+        assert [match["key"] for match in got[matches.attribute]] == list(matches.keys)
+        near = [match["similarity"] for match in got[matches.attribute]]
+        assert near == pytest.approx(list(matches.similarity), abs=1e-4)
+        assert not any(match["key"].endswith("3.png") for match in got[matches.attribute])
     assert corrected == got  # heads are those of the plain backbone
     assert list(one) == ["Shape"]
     for refused, words in ((wrong, "smell"), (none, "role map"), (way, "features or heads")):

@@ -36,16 +36,16 @@ def test_one_pass_equals_each_adapter_alone(options, mode, monkeypatch) -> None:
     pixels = images(len(models))
     expected = alone(models, pixels, mode)
     monkeypatch.setattr(DeAR, "logits_from_frozen", None)  # no adapter may be computed on its own
-    for one, own in zip(mixed_batch.logits(models, pixels, mode), expected, strict=True):
-        torch.testing.assert_close(one, own, rtol=1e-10, atol=1e-10)
+    for one, alone_logits in zip(mixed_batch.logits(models, pixels, mode), expected, strict=True):
+        torch.testing.assert_close(one, alone_logits, rtol=1e-10, atol=1e-10)
 
 
 def test_new_classes_are_scored_as_alone() -> None:
     models = dear_adapters(3)
     models[1] = models[1].with_classes(("dog", "a new one", "red cat", "another"))
     pixels = images(len(models))
-    for one, own in zip(mixed_batch.logits(models, pixels), alone(models, pixels), strict=True):
-        torch.testing.assert_close(one, own, rtol=1e-10, atol=1e-10)
+    for one, alone_logits in zip(mixed_batch.logits(models, pixels), alone(models, pixels), strict=True):
+        torch.testing.assert_close(one, alone_logits, rtol=1e-10, atol=1e-10)
 
 
 def test_adapters_that_cannot_share_a_pass_have_other_keys() -> None:
@@ -54,8 +54,8 @@ def test_adapters_that_cannot_share_a_pass_have_other_keys() -> None:
     kinds.append(build_method("dear", clip, ("a", "b"), roles=mixed_roles(seed=9)))  # other masks
     assert len({stack_key(model) for model in kinds}) == len(kinds)
     pixels = images(len(kinds))
-    for one, own in zip(mixed_batch.logits(kinds, pixels), alone(kinds, pixels), strict=True):
-        torch.testing.assert_close(one, own, rtol=1e-10, atol=1e-10)
+    for one, alone_logits in zip(mixed_batch.logits(kinds, pixels), alone(kinds, pixels), strict=True):
+        torch.testing.assert_close(one, alone_logits, rtol=1e-10, atol=1e-10)
 
 
 def test_a_trained_adapter_is_seen_at_once() -> None:
@@ -65,8 +65,8 @@ def test_a_trained_adapter_is_seen_at_once() -> None:
     with torch.no_grad():
         for p in models[0].parameters():
             p.mul_(1.5)
-    for one, own in zip(mixed_batch.logits(models, pixels), alone(models, pixels), strict=True):
-        torch.testing.assert_close(one, own, rtol=1e-10, atol=1e-10)
+    for one, alone_logits in zip(mixed_batch.logits(models, pixels), alone(models, pixels), strict=True):
+        torch.testing.assert_close(one, alone_logits, rtol=1e-10, atol=1e-10)
 
 
 class FakeRecording:
@@ -110,8 +110,8 @@ def test_buckets_are_recorded_the_second_time_and_forgotten_in_turn() -> None:
     with torch.no_grad():
         for rows, made in ((1, 0), (2, 1), (1, 1), (3, 1), (4, 2), (4, 2), (5, 2), (5, 2), (2, 3)):
             x = torch.randn(rows, 3)
-            (found,) = recorder("double", double, x)
-            assert torch.equal(found, 2 * x)
+            (doubled,) = recorder("double", double, x)
+            assert torch.equal(doubled, 2 * x)
             assert FakeRecording.made == made
     assert len(recorder) == 1
     x = torch.randn(2, 3, requires_grad=True)

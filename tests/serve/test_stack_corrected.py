@@ -22,11 +22,11 @@ def correction(seed: int, width: int, heads: tuple[tuple[int, int], ...] = ()) -
 def backbones(clip, left_out: bool = True) -> list:
     """The backbone itself, two affine corrections of it, and two that leave out heads."""
     width, last = clip.config.embed_dim, clip.config.vision.layers
-    found = [clip, clip.with_correction(correction(1, width)), clip.with_correction(correction(2, width))]
+    results = [clip, clip.with_correction(correction(1, width)), clip.with_correction(correction(2, width))]
     if left_out:
         heads = ((last, 1), (last - 1, 0))
-        found += [clip.with_correction(correction(seed, width, heads)) for seed in (3, 4)]
-    return found
+        results += [clip.with_correction(correction(seed, width, heads)) for seed in (3, 4)]
+    return results
 
 
 @pytest.mark.parametrize("mode", [None, "fused", "decoupled"])
@@ -46,10 +46,10 @@ def test_dear_on_several_corrections_is_computed_in_one_pass(mode, options, monk
     pixels = images(len(models))
     expected = alone(models, pixels, mode)
     monkeypatch.setattr(DeAR, "logits_from_frozen", None)  # no adapter may be computed on its own
-    for run in (None, Recorder(record=lambda function, inputs: lambda given: function(*given))):
-        found = mixed_batch.logits(models, pixels, mode, *([] if run is None else [run]))
-        for one, own in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, own, rtol=1e-9, atol=1e-9)
+    for run in (None, Recorder(record=lambda function, inputs: lambda patches: function(*patches))):
+        results = mixed_batch.logits(models, pixels, mode, *([] if run is None else [run]))
+        for one, reference in zip(results, expected, strict=True):
+            torch.testing.assert_close(one, reference, rtol=1e-9, atol=1e-9)
 
 
 def test_the_layers_before_the_first_change_run_once_for_all_corrections(monkeypatch) -> None:
@@ -62,12 +62,12 @@ def test_the_layers_before_the_first_change_run_once_for_all_corrections(monkeyp
     seen: list[int] = []
     embed = type(clip.visual).embed
     monkeypatch.setattr(
-        type(clip.visual), "embed", lambda tower, given: seen.append(len(given)) or embed(tower, given)
+        type(clip.visual), "embed", lambda tower, patches: seen.append(len(patches)) or embed(tower, patches)
     )
-    found = mixed_batch.logits(methods, pixels)
+    results = mixed_batch.logits(methods, pixels)
     assert sorted(seen) == [3, 5]  # one pass for the prefix, one for the feature
-    for one, own in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, own, rtol=1e-9, atol=1e-9)
+    for one, reference in zip(results, expected, strict=True):
+        torch.testing.assert_close(one, reference, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_other_methods_answer_as_alone(name) -> None:
                 )
         methods += [method, method]
     pixels = images(len(methods))
-    for one, own in zip(mixed_batch.logits(methods, pixels), alone(methods, pixels), strict=True):
-        torch.testing.assert_close(one, own, rtol=1e-9, atol=1e-9)
+    for one, reference in zip(mixed_batch.logits(methods, pixels), alone(methods, pixels), strict=True):
+        torch.testing.assert_close(one, reference, rtol=1e-9, atol=1e-9)
 
 
 def test_corrections_keep_one_copy_of_the_weights_in_another_precision() -> None:
@@ -107,7 +107,7 @@ def test_corrections_keep_one_copy_of_the_weights_in_another_precision() -> None
 
 
 @pytest.mark.parametrize(
-    "run", [run_eagerly, Recorder(record=lambda function, _: lambda given: function(*given))]
+    "run", [run_eagerly, Recorder(record=lambda function, _: lambda patches: function(*patches))]
 )
 def test_frozen_features_beside_the_logits_take_no_second_pass(run, monkeypatch) -> None:
     clips = backbones(tiny_clip())
@@ -115,19 +115,21 @@ def test_frozen_features_beside_the_logits_take_no_second_pass(run, monkeypatch)
     names = ("zeroshot", "coop", "clip-adapter", "vpt", "prolip")
     methods += [build_method(name, clip, ("dog", "sea")) for name in names for clip in clips]
     methods += [build_method("dear", clips[1], ("dog", "sea"), roles=mixed_roles(), focus=((6, 0),))]
-    pixels, wanted = images(len(methods)), set(range(0, len(methods), 2))
+    pixels, selected = images(len(methods)), set(range(0, len(methods), 2))
     logits = alone(methods, pixels)
-    features = {n: methods[n].clip.encode_image(pixels[n : n + 1])[0] for n in wanted}
+    features = {n: methods[n].clip.encode_image(pixels[n : n + 1])[0] for n in selected}
     seen: list[int] = []
     embed = type(clips[0].visual).embed
     monkeypatch.setattr(
-        type(clips[0].visual), "embed", lambda tower, given: seen.append(len(given)) or embed(tower, given)
+        type(clips[0].visual),
+        "embed",
+        lambda tower, patches: seen.append(len(patches)) or embed(tower, patches),
     )
     members = [mixed_batch.Member(method) for method in methods]
-    found, more = mixed_batch.logits_and_features(members, pixels, wanted, run=run)
+    results, more = mixed_batch.logits_and_features(members, pixels, selected, run=run)
     assert sum(seen) == len(methods)
-    assert set(more) == wanted
-    for one, own in zip(found, logits, strict=True):
-        torch.testing.assert_close(one, own, rtol=1e-9, atol=1e-9)
-    for place, own in features.items():
-        torch.testing.assert_close(more[place], own, rtol=1e-9, atol=1e-9)
+    assert set(more) == selected
+    for one, reference in zip(results, logits, strict=True):
+        torch.testing.assert_close(one, reference, rtol=1e-9, atol=1e-9)
+    for place, reference in features.items():
+        torch.testing.assert_close(more[place], reference, rtol=1e-9, atol=1e-9)
