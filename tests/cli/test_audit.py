@@ -15,7 +15,7 @@ from dear.data import few_shot
 from dear.data.world_images import world_task
 from dear.runs.folder import load_run
 from dear.runs.model import Model
-from dear.shortcuts.without import Without, remove
+from dear.shortcuts.without import Without, remove_concepts
 from dear.tasks.adapt import adapt
 from dear.tasks.audit.held_out import without
 from dear.tasks.repair import repair
@@ -106,11 +106,11 @@ def test_examples_stand_for_a_concept_without_words(tmp_path: Path) -> None:
             images.image(index).save(tmp_path / "places" / value / f"{index}.png")
     clip, training = dear.load("mini"), few_shot(world_task("shortcut-place", "train"), 8, 1)
     settings = Without(("scenery",), "examples", {"scenery": tmp_path / "places"})
-    removal = remove(clip, training, settings)
+    removal = remove_concepts(clip, training, settings)
     assert removal.removal.title == "scenery by examples (5 directions)"
-    leace = remove(clip, training, Without(("scenery",), "leace", {"scenery": tmp_path / "places"}))
+    leace = remove_concepts(clip, training, Without(("scenery",), "leace", {"scenery": tmp_path / "places"}))
     assert leace.removal.rank == 5
-    chosen = remove(clip, training, Without.of("location", examples=tmp_path / "places"))
+    chosen = remove_concepts(clip, training, Without.of("location", examples=tmp_path / "places"))
     assert chosen.choices["location"].way in chosen.choices["location"].scores
 
 
@@ -119,8 +119,8 @@ def test_removing_twice_composes(run: Path) -> None:
     model = Model.of(run)
     method = model.method
     images = few_shot(world_task("shortcut-place", "train"), 4, 1)
-    words = remove(method.clip, images, Without(("color",), "words")).removal
-    heads = remove(method.clip, images, Without(("location",), "heads")).removal
+    words = remove_concepts(method.clip, images, Without(("color",), "words")).removal
+    heads = remove_concepts(method.clip, images, Without(("location",), "heads")).removal
     both = without(without(model, heads), words).clip.correction
     assert both is not None
     pixels = torch.randn(4, 3, 64, 64)
