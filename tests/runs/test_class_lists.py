@@ -16,7 +16,7 @@ from dear.runs.class_lists import (
     split_class_list,
 )
 from dear.serve.errors import Refused
-from dear.serve.requests import options_of_fields, requested_classes
+from dear.serve.requests import options_of_fields, read_classes
 from dear.serve.schemas import ClassifyOptions
 from dear.studio.classify import parse_classes
 
@@ -130,7 +130,7 @@ def test_every_surface_gives_the_same_answer(items: list[str]) -> None:
             return None
 
     def service() -> object:
-        return requested_classes(options_of_fields({"classes": [text]}, ClassifyOptions).classes, TRAINED)
+        return read_classes(options_of_fields({"classes": [text]}, ClassifyOptions).classes, TRAINED)
 
     expected = answer(lambda: resolve_classes(split_class_list(text), TRAINED))
     assert answer(service) == expected
