@@ -143,7 +143,7 @@ def test_classifier_without(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "item"),
     [
-        (("audit",), "--data"),
+        (("audit",), "run or data"),
         (("audit", "--data", "world:shortcut-place", "--concept", "smell"), "smell"),
         (("zeroshot", "--data", "world:shortcut-place", "--without", "smell"), "smell"),
         (("zeroshot", "--data", "world:shortcut-place", "--way", "words"), "without"),
