@@ -11,7 +11,6 @@ named as in `unlabeled.py`.
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,23 +20,14 @@ import torch
 from measure.script import arguments, names, numbers, record
 
 from dear.unlabeled import UNLABELED, fit_semi_supervised_probe, forecast_gain, learning_curve
-from unlabeled import NAMES, Bench
+from unlabeled import NAMES, OPTIONS, Bench
 
 MORE = 50
 PER_CLASS = (2, 4, 8, 16)  # labels
 
 
 def main() -> None:
-    options = arguments(
-        __doc__,
-        backbone="",
-        root=".",
-        datasets="world:textures",
-        draws="1,2,3,4,5",
-        device="cpu",
-        files=str(Path(tempfile.gettempdir()) / "dear-unlabeled"),
-        out=Path,
-    )
+    options = arguments(__doc__, **OPTIONS, draws="1,2,3,4,5")
     bench = Bench(options.backbone, Path(options.root), Path(options.files), "", options.device)
     for draw, dataset, labels in itertools.product(
         numbers(options.draws), names(options.datasets), PER_CLASS

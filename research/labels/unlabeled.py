@@ -77,6 +77,17 @@ NAMES = {
 }
 
 
+#: options of all scripts of this folder
+OPTIONS: dict[str, Any] = {
+    "backbone": "",
+    "root": ".",
+    "datasets": "world:textures",
+    "device": "cpu",
+    "files": str(Path(tempfile.gettempdir()) / "dear-unlabeled"),
+    "out": Path,
+}
+
+
 @dataclass(eq=False)
 class Bench:
     """Backbones, and datasets whose features are computed once."""
@@ -417,9 +428,7 @@ def append(path: Path, row: Row) -> None:
 def main() -> None:
     options = arguments(
         __doc__,
-        backbone="",
-        root=".",
-        datasets="world:textures",
+        **OPTIONS,
         methods=",".join(["probe", *PRODUCT, *REFERENCES]),
         shots="1,4,16",
         draws="1,2,3",
@@ -428,10 +437,7 @@ def main() -> None:
         foreign=("", "dataset of the images in the pool 'foreign'"),
         forced=(False, "also train with pools that the product leaves out"),
         share=(0.0, "most that all unlabeled images weigh relative to all labels; 0: what the product does"),
-        files=str(Path(tempfile.gettempdir()) / "dear-unlabeled"),
-        device="cpu",
         jobs=1,
-        out=Path,
     )
     place = (options.backbone, options.root, options.files, options.foreign, options.device, options.share)
     datasets, methods, pools = names(options.datasets), names(options.methods), names(options.pools)

@@ -13,7 +13,6 @@ from the pseudo-labels that `select_pseudo_labels` keeps of a probe fitted to bo
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -30,24 +29,14 @@ from dear.train.fit import fit
 from dear.train.setup.prepare import prepare
 from dear.train.setup.roles import roles_for
 from dear.unlabeled import UNLABELED, fit_semi_supervised_probe, select_pseudo_labels
-from unlabeled import NAMES, Bench
+from unlabeled import NAMES, OPTIONS, Bench
 
 SHOTS = 16
 FIGURES = ("base", "new", "harmonic_mean", "all")
 
 
 def main() -> None:
-    options = arguments(
-        __doc__,
-        backbone="",
-        root=".",
-        datasets="world:textures",
-        methods="zero-shot,probe,dear,mmrl",
-        draws="1,2,3",
-        device="cpu",
-        files=str(Path(tempfile.gettempdir()) / "dear-unlabeled"),
-        out=Path,
-    )
+    options = arguments(__doc__, **OPTIONS, methods="zero-shot,probe,dear,mmrl", draws="1,2,3")
     bench = Bench(options.backbone, Path(options.root), Path(options.files), "", options.device)
     for draw, dataset, method, unlabeled in itertools.product(
         numbers(options.draws), names(options.datasets), names(options.methods), (False, True)

@@ -137,7 +137,7 @@ CLASSES_HELP = (
     'Comma-separated class names instead of the trained ones. A + before any name ("+red fox") adds all '
     "names to the trained ones; a name with a comma goes in double quotes."
 )
-CLASSES_FILE_HELP = "The same from a UTF-8 text file, one name per line."
+CLASSES_FILE_HELP = "UTF-8 text file with the names for --classes, one per line."
 Classes = Annotated[str | None, Option(help=CLASSES_HELP)]
 ClassesFile = Annotated[Path | None, Option(help=CLASSES_FILE_HELP)]
 
