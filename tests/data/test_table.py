@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from dear.cli import build_app
 from dear.data import open_data
+from dear.data.check import check_splits
 from dear.data.paths import ConfinedPaths
 from dear.data.table import open_table
 from dear.errors import DataError
@@ -100,12 +101,22 @@ def test_paths_may_start_from_another_root(paint):
     assert data.image(0).size == (12, 8)
 
 
+def test_data_check_counts_and_reads_unlabeled_images(paint, tmp_path):
+    paint("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png", "new/1.png")
+    (tmp_path / "new" / "2.png").write_bytes(b"")
+    rows = "path,label\ncat/1.png,cat\ncat/2.png,cat\ndog/1.png,dog\ndog/2.png,dog\nnew/1.png,\nnew/2.png,\n"
+    check = check_splits(str(table(tmp_path, rows)))
+    assert check.report()["unlabeled"] == 2
+    assert "unlabeled: 2 images" in str(check)
+    assert ["new/2.png" in reason for reason in check.unreadable] == [True]
+
+
 def test_data_check_takes_the_root_of_a_table(paint, tmp_path):
     root = paint("images/a.png", "images/b.png")
     path = table(root, "path,label,split\na.png,cat,train\nb.png,cat,test\n")
     done = CliRunner().invoke(build_app(), ["data", "check", str(path), "--data-root", str(root / "images")])
     assert done.exit_code == 0, done.output
-    assert "1 images of 1 classes" in done.output
+    assert "1 image of 1 class, " in done.output
 
 
 @pytest.mark.parametrize(

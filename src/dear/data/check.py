@@ -15,9 +15,11 @@ from dear.data.images import ImageSet, targets_of
 from dear.data.layouts import Benchmark
 from dear.data.names import natural_key
 from dear.data.open import BENCHMARKS, find_benchmark, list_benchmark, open_data, split_of_path
+from dear.data.unlabeled import unlabeled_part
 from dear.data.unreadable import check_images
 from dear.errors import DataError, UsageError
 from dear.images.names import other_paths
+from dear.utils.text import format_count
 
 
 def class_counts(images: ImageSet) -> dict[str, int]:
@@ -40,7 +42,7 @@ def describe_balance(counts: dict[str, int], images: int) -> str:
     '42 images of 3 classes, from 0 to 40 per class; fewest: cat 0, dog 2, emu 40'
     """
     values = list(counts.values())
-    start = f"{images} images of {len(values)} classes, "
+    start = f"{format_count(images, 'image')} of {format_count(len(values), 'class', 'classes')}, "
     if not values or values[0] == values[-1]:
         return f"{start}{values[0] if values else 0} per class"
     fewest = ", ".join(f"{name} {count}" for name, count in list(counts.items())[:5])
@@ -94,6 +96,7 @@ class SplitCheck:
     counts: dict[str, dict[str, int]]  #: by split, images of each class; `val` only where it is separate
     unreadable: tuple[str, ...]  #: reasons why images cannot be read
     not_images: tuple[str, ...]  #: files of a folder whose names are not those of images
+    unlabeled: int = 0  #: images without a label
 
     @property
     def complete(self) -> bool:
@@ -113,13 +116,17 @@ class SplitCheck:
             for split, counts in self.counts.items()
         }
         unusable = {"unreadable": list(self.unreadable), "not_images": list(self.not_images)}
-        return {"data": self.name, "splits": splits, **unusable}
+        return {"data": self.name, "splits": splits, "unlabeled": self.unlabeled, **unusable}
 
     def __str__(self) -> str:
         lines = []
         for split, counts in self.counts.items():
             unused = "; not used by training" if split == "val" else ""
             lines.append(f"{split}: {describe_balance(counts, self.images[split])}{unused}")
+        if self.unlabeled:
+            lines.append(
+                f"unlabeled: {format_count(self.unlabeled, 'image')}; training uses them if they help"
+            )
         lines += [f"unreadable: {reason}" for reason in self.unreadable]
         if self.not_images:
             more = f" and {len(self.not_images) - 5} more" if len(self.not_images) > 5 else ""
@@ -145,12 +152,15 @@ def check_splits(name: str, root: str | None = None) -> SplitCheck:
         val = open_data(name, "val", root=root)
         if split is None and _keys(val) != _keys(sets["test"]):
             sets["val"] = val
+    unlabeled = unlabeled_part(name, root)
+    every = [*sets.values()] if unlabeled is None else [*sets.values(), unlabeled]
     return SplitCheck(
         name,
         {split: len(images) for split, images in sets.items()},
         {split: class_counts(images) for split, images in sets.items()},
-        tuple(item.reason for images in sets.values() for item in check_images(images, "skip").unreadable),
+        tuple(item.reason for images in every for item in check_images(images, "skip").unreadable),
         tuple(other_paths(Path(name))) if Path(name).is_dir() else (),
+        0 if unlabeled is None else len(unlabeled),
     )
 
 
