@@ -19,6 +19,7 @@ Activation = Literal["quick_gelu", "gelu", "gelu_tanh"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # the order is that of the GPU kernel
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)  #: mean and standard deviation of SigLIP's and PE-Core's images
 
 # Larger than in any real checkpoint; a hostile file is refused before memory is allocated.
 Dimension = Annotated[int, Meta(ge=1, le=65_536)]
@@ -238,8 +239,7 @@ def _siglip(vision: tuple[int, int, int, int, int], mlp: int = 0, vocab: int = 3
         **shared, context=64, vocab=vocab, causal=False, pool="last", end=1, begins=False,
         clean="punctuation" if vocab < 100_000 else "lower", projection_bias=True,
     )  # fmt: skip
-    half = (0.5, 0.5, 0.5)
-    return ClipConfig(tower, text, width, half, half, resize="squash", logit_bias=True)
+    return ClipConfig(tower, text, width, HALF, HALF, resize="squash", logit_bias=True)
 
 
 def _perception(vision: tuple[int, int, int, int, int]) -> ClipConfig:
@@ -250,8 +250,7 @@ def _perception(vision: tuple[int, int, int, int, int]) -> ClipConfig:
         pool="attention", pool_heads=8,
     )  # fmt: skip
     text = TextConfig(width=1024, layers=24, heads=16, activation="gelu", context=32)
-    half = (0.5, 0.5, 0.5)
-    return ClipConfig(tower, text, 1024, half, half, resize="squash", interpolation="bilinear")
+    return ClipConfig(tower, text, 1024, HALF, HALF, resize="squash", interpolation="bilinear")
 
 
 _NAMED: dict[str, ClipConfig] = {

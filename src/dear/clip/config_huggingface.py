@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dear.clip.config import CLIP_MEAN, CLIP_STD, ClipConfig, TextConfig, VisionConfig
+from dear.clip.config import CLIP_MEAN, CLIP_STD, HALF, ClipConfig, TextConfig, VisionConfig
 from dear.clip.config_fields import Fields, build_config
 from dear.errors import CheckpointError, UsageError
 
@@ -28,7 +28,6 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
-_HALF = (0.5, 0.5, 0.5)
 _SIGLIP_END = 1  # in both vocabularies; eos_token_id in the files is wrong
 _GEMMA_VOCAB = 100_000  # SigLIP 2's vocabulary is larger, the first SigLIP's smaller
 #: Model types that are refused, and why.
@@ -145,8 +144,8 @@ def _images(preprocessor: Any, size: int, siglip: bool, source: str) -> dict[str
     resample = fields.get("resample", 3)
     fields.require(resample in (2, 3), f"resample = {resample!r} (only 3, bicubic, and 2, bilinear)")
     return {
-        "mean": fields.get("image_mean", _HALF if siglip else CLIP_MEAN),
-        "std": fields.get("image_std", _HALF if siglip else CLIP_STD),
+        "mean": fields.get("image_mean", HALF if siglip else CLIP_MEAN),
+        "std": fields.get("image_std", HALF if siglip else CLIP_STD),
         "resize": "squash" if squash else "crop",
         "interpolation": "bicubic" if resample == 3 else "bilinear",
     }

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from dear.clip.config import CLIP_MEAN, CLIP_STD, ClipConfig
+from dear.clip.config import CLIP_MEAN, CLIP_STD, HALF, ClipConfig
 from dear.clip.config_fields import build_config
 from dear.errors import CheckpointError
 
 _PERCEPTION = {"rotary": True, "pool": "attention", "pool_heads": 8}
 _PERCEPTION_IMAGES = {
-    "mean": (0.5, 0.5, 0.5),
-    "std": (0.5, 0.5, 0.5),
+    "mean": HALF,
+    "std": HALF,
     "resize": "squash",
     "interpolation": "bilinear",
 }
