@@ -205,7 +205,7 @@ def folder_of_run(clip: Clip, backbone: str) -> Iterator[Works]:
         def load(cached: bool = True) -> None:
             with ExitStack() as stack:
                 if not cached:
-                    stack.enter_context(mock.patch("dear.runs.folder.recall", return_value=None))
+                    stack.enter_context(mock.patch("dear.runs.folder.read_digests", return_value=None))
                 load_run(Path(folder) / "run", backbone)
 
         load()

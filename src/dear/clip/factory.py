@@ -11,7 +11,8 @@ from torch import Tensor
 from dear.clip import hub
 from dear.clip.backbones import backbones
 from dear.clip.checkpoint import Checkpoint, read_checkpoint
-from dear.clip.identity import WeightDigests, stamp
+from dear.clip.digest_cache import checkpoint_stamp
+from dear.clip.identity import WeightDigests
 from dear.clip.model import Clip
 from dear.errors import CheckpointError, UsageError, reason_of
 from dear.utils.text import close_name
@@ -51,9 +52,9 @@ def load(
     if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise UsageError(f"dtype must be torch.float32, float64, bfloat16 or float16, got {dtype!r}")
     name, path = locate(source)
-    checkpoint_stamp = stamp(path)
+    stamp = checkpoint_stamp(path)  # before the files are read
     clip = build(read_checkpoint(path, activation), name, device, dtype)
-    clip.checkpoint_stamp = checkpoint_stamp
+    clip.checkpoint_stamp = stamp
     if not path.is_relative_to(EMBEDDED) and os.path.exists(Path(os.fspath(source)).expanduser()):
         clip.source = os.path.abspath(path)
     return clip

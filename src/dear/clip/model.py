@@ -63,7 +63,7 @@ class Clip(nn.Module):
         self.config = config
         self.name = name
         self.source: str | None = None  #: absolute path of the weights, if they are files of the user
-        self.checkpoint_stamp = ""  #: cache key of the checkpoint files; see `dear.clip.identity.stamp`
+        self.checkpoint_stamp = ""  #: cache key of the checkpoint files; see `dear.clip.digest_cache`
         self.digests: WeightDigests | None = None  #: of the weights, if known
         self.visual = VisionTower(config.vision, config.embed_dim)
         self.text = TextTower(config.text, config.embed_dim, token_rows)

@@ -24,8 +24,8 @@ import torch
 from dear.calibration.calibration import Calibration
 from dear.calibration.reference import REFERENCE, Reference
 from dear.clip.correction import Correction
+from dear.clip.digest_cache import read_digests, write_digests
 from dear.clip.factory import list_backbones, load
-from dear.clip.identity import recall, remember
 from dear.clip.model import Clip
 from dear.errors import CheckpointError, DearError, RunError, reason_of
 from dear.heads.roles import RoleMap
@@ -327,9 +327,9 @@ def load_run(
 
 def _recall_fingerprints(clip: Clip) -> None:
     """Use cached fingerprints if the weight files are unchanged; otherwise cache the computed ones."""
-    known = recall(clip.checkpoint_stamp)
+    known = read_digests(clip.checkpoint_stamp)
     if known is None:
-        remember(clip.checkpoint_stamp, clip.weight_digests())
+        write_digests(clip.checkpoint_stamp, clip.weight_digests())
     else:
         clip.digests = known
 
