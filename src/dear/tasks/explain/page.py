@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -69,14 +69,13 @@ def explanations_page(result: Explanations) -> str:
         images=[explanation_values(one) for one in result],
         notices=result.notices,
         notes={**result.notes, "sum": sums if exact == 1 else f"{sums}; {percent(exact)} is decomposed"},
-        terms=_terms(bar for one in result for bar in one.bars),
+        terms=_terms({bar.name for one in result for bar in one.bars}),
     )
 
 
-def _terms(bars: Any) -> dict[str, str]:
-    """The words that a page with these bars uses."""
-    names = {bar.name for bar in bars}
-    unused = {name for name in (AVERAGE, FIXED, MLPS, THRESHOLD, UNKNOWN) if name not in names}
+def _terms(parts: Collection[str]) -> dict[str, str]:
+    """The words that a page with these parts uses."""
+    unused = {name for name in (AVERAGE, FIXED, MLPS, THRESHOLD, UNKNOWN) if name not in parts}
     return {word: text for word, text in TERMS.items() if word not in {u.lower() for u in unused} | unused}
 
 
@@ -220,7 +219,7 @@ def set_page(result: SetExplanation) -> str:
         unusual=unusual,
         notices=result.notices,
         notes=result.notes,
-        terms=TERMS,
+        terms=_terms(result.parts),
     )
 
 
