@@ -63,11 +63,7 @@ def audit_page(audit: Audit, links: Mapping[str, str] | None = None) -> str:
 def summary_html(audit: Audit) -> str:
     """Verdict and findings as HTML, for notebooks and the demo; concepts without association in one line."""
     others = [one.name for one in audit.findings if one.verdict == NOT_ASSOCIATED]
-    findings = [one for one in audit.findings if one.verdict != NOT_ASSOCIATED]
-    page = AuditPage(audit, {})
-    return render(
-        "audit_summary.html", audit=audit, page=page, table=finding_table(audit, findings), others=others
-    )
+    return render("audit_summary.html", audit=audit, page=AuditPage(audit, {}), others=others)
 
 
 def _write_explanations(audit: Audit, out: PathLike, progress: Progress) -> dict[str, str]:
@@ -154,8 +150,10 @@ class AuditPage:
 
     @property
     def table(self) -> Table:
-        """One row per finding."""
-        return finding_table(self.audit, self.audit.findings)
+        """One row per finding, without concepts that are not associated with the labels."""
+        return finding_table(
+            self.audit, [one for one in self.audit.findings if one.verdict != NOT_ASSOCIATED]
+        )
 
     @property
     def detailed(self) -> list[Finding]:
