@@ -20,6 +20,8 @@ from dear.errors import RoleError
 from dear.heads.names import PROTOTYPES
 from dear.heads.sentences import Embedder, Floats, unit
 
+_SMALLEST = 3  # phrases of a cluster
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -63,7 +65,7 @@ class Concepts:
 
 
 def cluster_concepts(
-    phrases: Sequence[str], embed: Embedder, tags: Mapping[str, str] | None = None, smallest: int = 3
+    phrases: Sequence[str], embed: Embedder, tags: Mapping[str, str] | None = None
 ) -> Concepts:
     """Concepts as HDBSCAN finds them.
 
@@ -73,10 +75,10 @@ def cluster_concepts(
     """
     from sklearn.cluster import HDBSCAN
 
-    if len(phrases) <= smallest:
+    if len(phrases) <= _SMALLEST:
         raise RoleError(f"{len(phrases)} phrases are too few to cluster; use concepts='fixed' or 'tags'")
     vectors = embed(phrases)  # [n, d], unit: euclidean distance is monotone in cosine
-    search = HDBSCAN(smallest, min_samples=1, cluster_selection_method="leaf", copy=True)
+    search = HDBSCAN(_SMALLEST, min_samples=1, cluster_selection_method="leaf", copy=True)
     labels: NDArray[np.int64] = search.fit(vectors).labels_
     if labels.max() < 0:
         raise RoleError(f"HDBSCAN finds no cluster in {len(phrases)} phrases; use concepts='fixed' or 'tags'")

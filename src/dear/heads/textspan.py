@@ -56,7 +56,7 @@ def textspan(contributions: Tensor, text: Tensor, count: int = 20, rank: int = R
     return _unflatten_heads(spans, contributions.shape[1:-1])
 
 
-def textspan_moments(moments: Moments, text: Tensor, count: int = 20, rank: int = RANK) -> Spans:
+def textspan_moments(moments: Moments, text: Tensor, count: int = 20) -> Spans:
     """TEXTSPAN from running moments: `Spans` with leading axes [L, H]; arguments as `textspan`."""
     maps = moments.maps.double().flatten(0, 1)  # [K, d, E]
     # C = Z M, and M^T = Q R: the contributions live in the span of Q's columns, with coordinates Z R^T.
@@ -64,7 +64,7 @@ def textspan_moments(moments: Moments, text: Tensor, count: int = 20, rank: int 
     # moments [L, H, ...] -> [K, ...], K = L*H
     square = factor @ moments.square.flatten(0, 1) @ factor.transpose(1, 2)
     total = (factor @ moments.total.flatten(0, 1)[..., None])[..., 0]
-    spans = _solve(square, total, basis, moments.count, text, count, rank)
+    spans = _solve(square, total, basis, moments.count, text, count, RANK)
     return _unflatten_heads(spans, moments.total.shape[:2])
 
 

@@ -152,7 +152,7 @@ class TreeFigures:
         }
 
 
-def tree_figures(tree: Tree, probabilities: Any, labels: Any, certain: float = CERTAIN) -> TreeFigures:
+def tree_figures(tree: Tree, probabilities: Any, labels: Any) -> TreeFigures:
     """Figures of probabilities [n, C] for labels [n], arrays or tensors."""
     sums, truth = tree.sums(probabilities), np.asarray(labels)
     shares = []
@@ -160,13 +160,13 @@ def tree_figures(tree: Tree, probabilities: Any, labels: Any, certain: float = C
         kept = np.unique(nodes)
         answers = kept[sums[:, kept].argmax(axis=1)]
         shares.append(float((answers == nodes[truth]).mean()))
-    nodes_of_images = tree.deepest(sums, certain)
+    nodes_of_images = tree.deepest(sums, CERTAIN)
     has_node = nodes_of_images >= 0
     correct = tree.members[truth[has_node], nodes_of_images[has_node]] > 0
     depth = tree.depths[nodes_of_images.clip(min=0)]
     return TreeFigures(
         tuple(shares),
-        certain,
+        CERTAIN,
         float(correct.mean()) if len(correct) else float("nan"),
         tuple(float((has_node & (depth == level)).mean()) for level in range(1, len(shares) + 1)),
         float((~has_node).mean()),

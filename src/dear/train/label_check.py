@@ -27,6 +27,7 @@ from dear.data.images import ImageSet, main_labels, targets_of
 
 FACTOR = 20.0  #: least ratio of the probabilities of another class and of the label
 FOLDS = 5
+_SEED = 1  # of the folds
 NAMED = 3  #: suspects that a notice names
 LEAST_IMAGES = 30  #: labels of smaller sets are checked only on request
 MOST_WORK = 1_000_000  #: images times classes; labels of larger sets are checked only on request (seconds)
@@ -51,9 +52,7 @@ class Suspect:
         return self.confidence / max(self.label_probability, 1e-12)
 
 
-def out_of_sample(
-    features: Tensor, labels: Tensor, classes: int, seed: int = 1, units: IntArray | None = None
-) -> Floats:
+def out_of_sample(features: Tensor, labels: Tensor, classes: int, units: IntArray | None = None) -> Floats:
     """Probabilities [n, C] by classifiers that did not see the image, from features [n, E] and labels [n].
 
     An image that is the only one of its class, except for copies, cannot be judged: its class has
@@ -67,7 +66,7 @@ def out_of_sample(
     y = labels.numpy()
     probabilities = np.zeros((len(y), classes))
     probabilities[np.arange(len(y)), y] = 1.0
-    fold = feature_folds(features, labels, FOLDS, units, seed).numpy()
+    fold = feature_folds(features, labels, FOLDS, units, _SEED).numpy()
     judged = np.flatnonzero(fold >= 0)
     if len(np.unique(y[judged])) < 2:
         return probabilities
@@ -99,9 +98,7 @@ def _calibrate(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Floats:
     return scaled
 
 
-def label_probabilities(
-    features: Tensor, targets: Tensor, seed: int = 1, units: IntArray | None = None
-) -> Floats:
+def label_probabilities(features: Tensor, targets: Tensor, units: IntArray | None = None) -> Floats:
     """`out_of_sample` of several labels: how probable each is for each image [n, C], from bool [n, C].
 
     Where no classifier can be fitted, the probability is that of the label: 0 or 1.
@@ -110,7 +107,7 @@ def label_probabilities(
 
     unit = torch.nn.functional.normalize(features.double(), dim=1)
     x = torch.nn.functional.normalize(unit - unit.mean(dim=0), dim=1)
-    fold = feature_folds(features, main_labels(targets), FOLDS, units, seed)
+    fold = feature_folds(features, main_labels(targets), FOLDS, units, _SEED)
     logits, known = torch.zeros(targets.shape, dtype=torch.float64), torch.zeros_like(targets)
     for number in fold[fold >= 0].unique().tolist():
         held, rest = fold == number, fold != number
@@ -158,7 +155,7 @@ def rank_labels(probabilities: Floats, labels: Tensor) -> tuple[list[int], npt.N
 
 
 def find_wrong_labels(
-    images: ImageSet, features: Tensor, seed: int = 1, units: IntArray | None = None
+    images: ImageSet, features: Tensor, units: IntArray | None = None
 ) -> tuple[Suspect, ...]:
     """Images whose labels look wrong, the most suspicious first, from frozen features [n, E].
 
@@ -167,9 +164,9 @@ def find_wrong_labels(
     targets = targets_of(images)
     if targets is not None:
         targets = targets.cpu()
-        return _find_suspect_sets(images, label_probabilities(features.cpu(), targets, seed, units), targets)
+        return _find_suspect_sets(images, label_probabilities(features.cpu(), targets, units), targets)
     labels = images.labels.cpu()
-    probabilities = out_of_sample(features.cpu(), labels, len(images.classes), seed, units)
+    probabilities = out_of_sample(features.cpu(), labels, len(images.classes), units)
     indices, best = rank_labels(probabilities, labels)
     names = labels.tolist()
     return tuple(
