@@ -108,7 +108,7 @@ def test_the_role_in_which_classes_differ_is_chosen():
     choice = choose_focus(features, parts, labels, HEADS_OF)
     assert (choice.role, choice.heads) == ("Color", ((9, 1),))
     assert choice.scores["Color"] > choice.scores["none"] + 0.1
-    assert "Color" in choice.reason
+    assert "Color" in choice.why
 
 
 def test_noise_is_not_chosen_but_can_be_named():

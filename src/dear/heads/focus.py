@@ -68,7 +68,7 @@ class FocusChoice:
     role: str | None  #: None: on nothing; the whole feature is used
     heads: tuple[Head, ...] = ()
     weight: float = 1.0  #: of the heads relative to the whole feature
-    reason: str = ""  #: one sentence for people
+    why: str = ""  #: one sentence for people
     #: cross-validated accuracy on the training images by role, and with none; empty where it was not measured
     scores: Mapping[str, float] = field(default_factory=dict)
 
@@ -100,7 +100,7 @@ def choose_focus(
         tried = max(parts, key=lambda role: accuracy[role], default=None)
         nearest = "" if tried is None else f", at best {accuracy[tried]:.1%} with {tried}"
         reason = f"no role is clearly better than none ({none.accuracy:.1%} in cross-validation{nearest})"
-        return FocusChoice(None, reason=reason, scores=accuracy)
+        return FocusChoice(None, why=reason, scores=accuracy)
     reason = _accuracy_sentence(best[0], trials[best].accuracy, none.accuracy)
     return FocusChoice(best[0], heads[best[0]], best[1], reason, accuracy)
 
@@ -145,9 +145,9 @@ def focus_by_names(clip: Clip, classes: Sequence[str], heads: Mapping[str, tuple
     share = votes / len(classes)
     evidence = f"{share:.0%} of the class names are nearest to words for {name}"
     if share < _NAME_SHARE:
-        return FocusChoice(None, reason=f"the class names match no concept clearly: {evidence}")
+        return FocusChoice(None, why=f"the class names match no concept clearly: {evidence}")
     if name not in heads:
-        return FocusChoice(None, reason=f"{evidence}, which no head of the role map has")
+        return FocusChoice(None, why=f"{evidence}, which no head of the role map has")
     return FocusChoice(name, heads[name], 1.0, f"{evidence}; one image per class is too few to measure it")
 
 

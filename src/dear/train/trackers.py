@@ -78,20 +78,14 @@ class Tracker:
 
 
 @contextmanager
-def tracked_steps(log: str | None, progress: OnStep | None = None) -> Iterator[OnStep]:
-    """A training's step callback that also writes to a tracker; without one just the callback."""
+def tracked_steps(log: str | None) -> Iterator[OnStep]:
+    """A training's step callback that writes to a tracker; without one it does nothing."""
     if log is None:
-        yield progress or (lambda step, steps, line: None)
+        yield lambda step, steps, line: None
         return
     tracker = Tracker(log)
-
-    def both(step: int, steps: int, line: Mapping[str, float | int]) -> None:
-        tracker.line(line)
-        if progress is not None:
-            progress(step, steps, line)
-
     try:
-        yield both
+        yield lambda step, steps, line: tracker.line(line)
     finally:
         tracker.close()
 

@@ -54,13 +54,13 @@ def find_focus(
     if caveat := roles.caveat():
         if role != AUTO:
             raise UsageError(f"{caveat} It cannot choose heads for {role!r}; train without a focus")
-        return FocusChoice(None, reason=caveat.rstrip("."))
+        return FocusChoice(None, why=caveat.rstrip("."))
     if role != AUTO:
         name = find_attribute(role, heads)
         heads = {name: heads[name]}
     labels = images.labels
     if not heads:
-        return FocusChoice(None, reason="no head of the role map has an attribute role")
+        return FocusChoice(None, why="no head of the role map has an attribute role")
     if not enough_to_measure(labels, units):
         if role != AUTO:
             return FocusChoice(
@@ -88,9 +88,9 @@ def focus_options(choice: FocusChoice, kind: type[Method]) -> dict[str, Any]:
 
 def focus_notices(choice: FocusChoice, clip: Clip, roles: RoleMap, kind: type[Method]) -> list[str]:
     """What was chosen, why, and what to know about the backbone."""
-    sentence = None if roles.caveat() else few_specialized_note(roles)  # `choice.reason` has the caveat
+    sentence = None if roles.caveat() else few_specialized_note(roles)  # `choice.why` has the caveat
     lines = [] if sentence is None else [f"{clip.name}: {sentence}, so a focus gains little or nothing here."]
     if choice.role is None:
-        return [*lines, f"Focus: none; {choice.reason}."]
+        return [*lines, f"Focus: none; {choice.why}."]
     weight = f", weight {choice.weight:g}" if "focus_weight" in focus_options(choice, kind) else ""
-    return [*lines, f"Focus: {choice.role} ({len(choice.heads)} heads{weight}); {choice.reason}."]
+    return [*lines, f"Focus: {choice.role} ({len(choice.heads)} heads{weight}); {choice.why}."]
