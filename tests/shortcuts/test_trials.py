@@ -104,7 +104,7 @@ def test_a_method_that_learns_inside_the_tower_takes_edited_copies(method: str) 
     assert named.edits.way == "directions"
 
 
-def test_with_one_image_per_class_ways_are_not_compared(planted: EditedFeatures) -> None:
+def test_with_one_image_per_class_or_one_class_ways_are_not_compared(planted: EditedFeatures) -> None:
     one_per_class = torch.arange(CLASSES * EACH) % EACH == 0
     edited = planted.subset(one_per_class)
     assert choose_edit_removal(edited, ["mark"]) is None
@@ -114,6 +114,7 @@ def test_with_one_image_per_class_ways_are_not_compared(planted: EditedFeatures)
         "words": remove_span(edited.original, torch.randn(3, WIDTH, generator=generator), "Color"),
         "examples": remove_examples(edited.original, examples, values, "Color"),
     }
-    for heads_first in (False, True):
-        choice = choose_concept_removal(edited.original, edited.labels, ways, heads_first=heads_first)
+    one_class = torch.zeros_like(edited.labels)
+    for labels, heads_first in ((edited.labels, False), (edited.labels, True), (one_class, False)):
+        choice = choose_concept_removal(edited.original, labels, ways, heads_first=heads_first)
         assert (choice.way, choice.scores, choice.before) == ("words", {}, None)

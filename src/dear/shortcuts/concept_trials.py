@@ -95,7 +95,7 @@ def choose_concept_removal(
         if {first, second} != {"examples", "leace"}:
             candidates[f"{first}+{second}"] = combine(ways[first], ways[second])
     fold = feature_folds(images.features, labels, FOLDS, units).numpy()
-    if not (fold >= 0).any():  # one image per class
+    if not (fold >= 0).any() or len(labels.unique()) < 2:  # one image per class, or one class
         way = "heads" if heads_first and "heads" in names else names[0]
         return ConceptChoice(way, ways[way], {})
     partner = _partners(labels)
