@@ -40,5 +40,5 @@ def dear_adapters(count: int = 4, clip=None, **options) -> list[DeAR]:
     return found
 
 
-def alone(methods, pixels, mode=None) -> list[torch.Tensor]:
-    return [method.logits(own[None], mode)[0] for method, own in zip(methods, pixels, strict=True)]
+def alone(methods, pixels) -> list[torch.Tensor]:
+    return [method.logits(image[None])[0] for method, image in zip(methods, pixels, strict=True)]

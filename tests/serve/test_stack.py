@@ -29,14 +29,13 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("mode", [None, "fused", "decoupled"])
-def test_one_pass_equals_each_adapter_alone(options, mode, monkeypatch) -> None:
+def test_one_pass_equals_each_adapter_alone(options, monkeypatch) -> None:
     models = dear_adapters(**options)
     models = [*models, models[1], models[3]]
     pixels = images(len(models))
-    expected = alone(models, pixels, mode)
+    expected = alone(models, pixels)
     monkeypatch.setattr(DeAR, "logits_from_frozen", None)  # no adapter may be computed on its own
-    for one, alone_logits in zip(mixed_batch.logits(models, pixels, mode), expected, strict=True):
+    for one, alone_logits in zip(mixed_batch.logits(models, pixels), expected, strict=True):
         torch.testing.assert_close(one, alone_logits, rtol=1e-10, atol=1e-10)
 
 

@@ -29,7 +29,6 @@ def backbones(clip, left_out: bool = True) -> list:
     return results
 
 
-@pytest.mark.parametrize("mode", [None, "fused", "decoupled"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -39,15 +38,15 @@ def backbones(clip, left_out: bool = True) -> list:
     ],
     ids=str,
 )
-def test_dear_on_several_corrections_is_computed_in_one_pass(mode, options, monkeypatch) -> None:
+def test_dear_on_several_corrections_is_computed_in_one_pass(options, monkeypatch) -> None:
     models = [model for clip in backbones(tiny_clip()) for model in dear_adapters(2, clip, **options)]
     models[3] = models[3].with_classes(("dog", "a new one", "red cat"))
     models = [*models, models[2], models[9]]
     pixels = images(len(models))
-    expected = alone(models, pixels, mode)
+    expected = alone(models, pixels)
     monkeypatch.setattr(DeAR, "logits_from_frozen", None)  # no adapter may be computed on its own
     for run in (None, Recorder(record=lambda function, inputs: lambda patches: function(*patches))):
-        results = mixed_batch.logits(models, pixels, mode, *([] if run is None else [run]))
+        results = mixed_batch.logits(models, pixels, *([] if run is None else [run]))
         for one, reference in zip(results, expected, strict=True):
             torch.testing.assert_close(one, reference, rtol=1e-9, atol=1e-9)
 

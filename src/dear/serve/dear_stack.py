@@ -34,16 +34,15 @@ def stack_key(model: DeAR) -> Hashable:
 
 
 def stacked_logits(
-    models: Sequence[DeAR], key: Hashable, weights: Sequence[Tensor], frozen: Frozen, mode: str, run: Runner
+    models: Sequence[DeAR], key: Hashable, weights: Sequence[Tensor], frozen: Frozen, run: Runner
 ) -> list[Tensor]:
-    """Logits [C_i] of each image under its own adapter.
+    """Logits [C_i] of each image under its adapter, in the default mode.
 
     Args:
         models: the adapter of each image, [B], all with the same `stack_key`.
         key: their `stack_key`.
         weights: `DeAR.cached_weights` [C_i, E] of each.
         frozen: `DeAR.inference_stage` of the images.
-        mode: way to predict.
         run: runs the rest of the tower.
     """
     first = models[0]
@@ -58,7 +57,7 @@ def stacked_logits(
 
     visual = first.clip.visual
     recording = ("dear", id(first.clip.plain), visual.positions.data_ptr(), heads, key)
-    images = run(recording, sides, *frozen, *_stack(models), *maps).of(mode)  # [B, E]
+    images = run(recording, sides, *frozen, *_stack(models), *maps).of(first.modes[0])  # [B, E]
     logits = first.clip.logit_scale * _products(_pad(weights), images)  # [B, C]
     rows = [row[: len(classes)] for row, classes in zip(logits.unbind(), weights, strict=True)]
     for index, model in enumerate(models):

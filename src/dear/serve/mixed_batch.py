@@ -59,20 +59,17 @@ class Member:
 
 
 @torch.no_grad()
-def logits(
-    methods: Sequence[Method], pixels: Tensor, mode: str | None = None, run: Runner = run_eagerly
-) -> list[Tensor]:
-    """Logits [C_i] for each of the images [B, 3, S, S] under its own method, of `methods` [B].
+def logits(methods: Sequence[Method], pixels: Tensor, run: Runner = run_eagerly) -> list[Tensor]:
+    """Logits [C_i] of each image [B, 3, S, S] under its method, of `methods` [B], in the default mode.
 
     Args:
         methods: the adapter of each image; what is shared is shared among those on one backbone object,
             whichever corrections of the image feature they have.
         pixels: normalized.
-        mode: way to predict; None: the usual one of each method.
         run: runs what can be recorded: the shared stage, and adapters computed in one pass.
     """
     members = {id(method): Member(method) for method in methods}
-    return logits_and_features([members[id(method)] for method in methods], pixels, (), mode, run)[0]
+    return logits_and_features([members[id(method)] for method in methods], pixels, (), run)[0]
 
 
 @torch.no_grad()
@@ -80,7 +77,6 @@ def logits_and_features(
     members: Sequence[Member],
     pixels: Tensor,
     wanted: Collection[int],
-    mode: str | None = None,
     run: Runner = run_eagerly,
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
     """`logits` of each image under its member, and the frozen features [E] of images at the `wanted` indices.
@@ -96,10 +92,10 @@ def logits_and_features(
         some, clip = [members[row] for row in rows], group[1]
         part = pixels if len(rows) == len(members) else pixels[rows]
         if clip is None:
-            return _answers(some, _stage(some, part, run), mode, run)
+            return _answers(some, _stage(some, part, run), run)
         stage, more = _stage_and_feature(some, clip, part, run)
         features.update(zip(rows, more, strict=True))
-        return _answers(some, stage, mode, run)
+        return _answers(some, stage, run)
 
     return _in_groups(groups, compute), features
 
@@ -147,7 +143,7 @@ def _correct(members: Sequence[Member], features: Tensor) -> Tensor:
     return torch.stack(_in_groups(clips, lambda clip, rows: clip.visual.correct(features[rows]).unbind()))
 
 
-def _answers(members: Sequence[Member], frozen: Frozen, mode: str | None, run: Runner) -> list[Tensor]:
+def _answers(members: Sequence[Member], frozen: Frozen, run: Runner) -> list[Tensor]:
     """Logits of each image from the frozen stage, which all members here share."""
 
     def compute(group: tuple[Hashable, ...], rows: list[int]) -> list[Tensor]:
@@ -157,14 +153,14 @@ def _answers(members: Sequence[Member], frozen: Frozen, mode: str | None, run: R
         if group[0] is not None and several:  # a single adapter needs no stack unless it is to be recorded
             models = [cast(DeAR, member.method) for member in some]
             weights = [member.class_weights for member in some]
-            return stacked_logits(models, group[0], weights, part, models[0].pick_mode(mode), run)
-        return _in_groups(some, lambda member, indices: _logits(member.method, part.rows(indices), mode))
+            return stacked_logits(models, group[0], weights, part, run)
+        return _in_groups(some, lambda member, indices: _logits(member.method, part.rows(indices)))
 
     return _in_groups([member.stack_group for member in members], compute)
 
 
-def _logits(method: Method, frozen: Frozen, mode: str | None) -> tuple[Tensor, ...]:
-    return method.logits_from_frozen(frozen)[method.pick_mode(mode)].unbind()
+def _logits(method: Method, frozen: Frozen) -> tuple[Tensor, ...]:
+    return method.logits_from_frozen(frozen)[method.modes[0]].unbind()
 
 
 def _in_groups(keys: Sequence[K], compute: Callable[[K, list[int]], Sequence[Tensor]]) -> list[Tensor]:
