@@ -20,8 +20,9 @@ from dear.heads.role import Role
 from dear.heads.roles import RoleMap
 from dear.report.head_figures import layer_effects_figure, phrase_plane_figure
 from dear.studio.heads import map_html
-from dear.tasks.roles.evidence import measure_heads
+from dear.tasks.roles.evidence import HeadEvidence, measure_heads
 from dear.tasks.roles.page import roles_page, write_roles_page
+from dear.tasks.roles.quality import map_quality
 
 EVIL = '</script><script>alert("x")</script><b>&'
 
@@ -189,8 +190,19 @@ def test_a_map_close_to_chance_is_shown_once_with_its_caveat_and_without_concept
     assert "Core: Location" in usual
     assert phrase not in page
     assert not any(f"Core: {name}" in page or f"({name})" in page for name in clear.core)
+    assert not any(head["meaning"].startswith("Such a head") for head in data_of(page)["heads"].values())
+    assert all(head["meaning"].startswith("Such a head") for head in data_of(usual)["heads"].values())
     assert page.count(poor.caveat()) == 1
     assert poor.caveat() in map_html(poor)
     assert not any(name in map_html(poor) for name in clear.core)
     assert all(name in map_html(clear) for name in clear.core)
     assert not any(name in poor._repr_html_() for name in clear.core)
+
+
+@pytest.mark.parametrize(("chance", "doubtful"), [(0.2, False), (0.74, True)])
+def test_a_stability_close_to_chance_is_doubtful(chance, doubtful):
+    roles = structs.replace(RoleMap.table2(), evidence={"stability": {"share": 0.79, "chance": chance}})
+    sentences = dict(map_quality(roles, HeadEvidence()))
+    assert [mark for sentence, mark in sentences.items() if f"{100 * chance:.1f}% by chance" in sentence] == [
+        doubtful
+    ]

@@ -50,7 +50,8 @@ def map_quality(roles: RoleMap, evidence: HeadEvidence) -> list[tuple[str, bool]
         chance = stability.get("chance") if isinstance(stability, Mapping) else None
         by_chance = f" ({percent(float(chance))} by chance)" if isinstance(chance, int | float) else ""
         sentence = f"{percent(float(share))} of the heads keep their role when the {over} are drawn again"
-        sentences.append((f"{sentence}{by_chance}.", share < 0.7))
+        near_chance = isinstance(chance, int | float) and share < chance + 0.1
+        sentences.append((f"{sentence}{by_chance}.", share < 0.7 or near_chance))
     explained = roles.evidence.get("explained") or {}
     shares = [float(value) for row in explained.values() for value in row]
     if shares:
