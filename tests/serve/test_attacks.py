@@ -253,7 +253,8 @@ def test_readiness_knows_when_nothing_moves(runs):
         wait_for(lambda: client.get("/health/ready").status_code == 200, 5)  # its thread may still be ending
 
 
-def test_sigterm_ends_the_service_within_the_drain_limit_whatever_hangs(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_service_within_the_drain_limit_whatever_hangs(number, tmp_path):
     (tmp_path / "runs").mkdir()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -275,7 +276,7 @@ def test_sigterm_ends_the_service_within_the_drain_limit_whatever_hangs(tmp_path
         with ThreadPoolExecutor(1) as pool:
             pool.submit(_ignore, lambda: httpx.post(f"{address}/v1/embeddings", files=files, timeout=20))
             time.sleep(0.5)
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(number)
             process.wait(6)
     finally:
         process.kill()
