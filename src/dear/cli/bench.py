@@ -33,7 +33,7 @@ Shots = Annotated[
 Roles = Annotated[str | None, Option(help="Role map of the backbone (roles.json), or table2.")]
 Set = Annotated[
     list[str] | None,
-    Option("--set", help="Option of a method, METHOD.OPTION=VALUE (dear.beta=0.8); may be repeated."),
+    Option("--set", help="Option of a method, METHOD.OPTION=VALUE (dear.beta=0.8); repeatable."),
 ]
 Recipe = Annotated[
     list[str] | None,
@@ -42,7 +42,7 @@ Recipe = Annotated[
     ),
 ]
 Templates = Annotated[
-    list[str] | None, Option(help="Prompt template of a dataset, DATASET=TEMPLATE; may be repeated.")
+    list[str] | None, Option(help="Prompt template of a dataset, DATASET=TEMPLATE; repeatable.")
 ]
 EngineName = Annotated[str, Option(help="local (this machine) or ray.")]
 Address = Annotated[str | None, Option(help="A running Ray cluster: auto, ray://HOST:10001.")]

@@ -92,7 +92,7 @@ def serve(
         Path | None, Option(exists=True, dir_okay=False, help="PEM file of the certificate's key.")
     ] = None,
     gallery: Annotated[
-        list[str] | None, Option(help="NAME=FOLDER: images to search by /retrieve; may be repeated.")
+        list[str] | None, Option(help="NAME=FOLDER: images to search by /retrieve; repeatable.")
     ] = None,
     engine: Annotated[str, Option(help="local: this process; ray: replicas on a Ray cluster.")] = "local",
     replicas: Annotated[int, Option(min=1, help="Copies of the service, with --engine ray.")] = 1,
