@@ -64,8 +64,8 @@ def replace_words(vectors):
     def change(layer, x):
         if not 2 <= layer <= len(vectors):
             return x
-        own = vectors[layer - 1].expand(len(x), -1, -1)
-        return torch.cat([x[:, :1], own, x[:, 1 + own.shape[1] :]], 1)
+        layer_tokens = vectors[layer - 1].expand(len(x), -1, -1)
+        return torch.cat([x[:, :1], layer_tokens, x[:, 1 + layer_tokens.shape[1] :]], 1)
 
     return change
 
@@ -76,8 +76,8 @@ def replace_last(tokens):
     def change(layer, x):
         if not 2 <= layer <= len(tokens):
             return x
-        own = tokens[layer - 1].expand(len(x), -1, -1)
-        return torch.cat([x[:, : x.shape[1] - own.shape[1]], own], 1)
+        layer_tokens = tokens[layer - 1].expand(len(x), -1, -1)
+        return torch.cat([x[:, : x.shape[1] - layer_tokens.shape[1]], layer_tokens], 1)
 
     return change
 
@@ -141,14 +141,14 @@ def mmrlpp(w, c, p, ids, pixels, labels, o):
 
 
 def _mmrl(w, c, tokens, proj, beta, ids, pixels, labels, o):
-    def behind_first(own, first):
+    def behind_first(layer_tokens, first):
         """Tokens behind the class token or BOT from layer `first` on."""
-        count = own[0].shape[0]
+        count = layer_tokens[0].shape[0]
 
         def change(layer, x):
             if layer < first:
                 return x
-            fresh = own[layer - first].expand(len(x), -1, -1)
+            fresh = layer_tokens[layer - first].expand(len(x), -1, -1)
             if layer == first:
                 return torch.cat([x[:, :1], fresh, x[:, 1:]], 1)
             mixed = beta * fresh + (1 - beta) * x[:, 1 : 1 + count]

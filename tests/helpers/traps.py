@@ -41,33 +41,33 @@ class Runs:
 def pickles(trap: Path) -> dict[str, bytes]:
     """A pickle that would make `trap`, in every wrapping in which people pass pickles around."""
     bomb = Runs(trap)
-    found = {f"protocol {n}": pickle.dumps(bomb, protocol=n) for n in (0, 2, 5)}
+    files = {f"protocol {n}": pickle.dumps(bomb, protocol=n) for n in (0, 2, 5)}
     file = io.BytesIO()
     torch.save({"weights": torch.zeros(3), "extra": bomb}, file)
-    found["torch.save"] = file.getvalue()
+    files["torch.save"] = file.getvalue()
     file = io.BytesIO()
     torch.save({"weights": torch.zeros(3), "extra": bomb}, file, _use_new_zipfile_serialization=False)
-    found["torch.save, old"] = file.getvalue()
+    files["torch.save, old"] = file.getvalue()
     file = io.BytesIO()
     np.save(file, np.array([bomb], dtype=object), allow_pickle=True)
-    found["numpy.save"] = file.getvalue()
+    files["numpy.save"] = file.getvalue()
     file = io.BytesIO()
     np.savez(file, a=np.array([bomb], dtype=object))
-    found["numpy.savez"] = file.getvalue()
+    files["numpy.savez"] = file.getvalue()
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:
         for name in ("storages", "tensors", "pickle"):  # what PyTorch wrote before 2017
             member = tarfile.TarInfo(name)
-            member.size = len(found["protocol 2"])
-            tar.addfile(member, io.BytesIO(found["protocol 2"]))
-    found["tar"] = file.getvalue()
+            member.size = len(files["protocol 2"])
+            tar.addfile(member, io.BytesIO(files["protocol 2"]))
+    files["tar"] = file.getvalue()
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("archive/data.pkl", found["protocol 2"])
+        archive.writestr("archive/data.pkl", files["protocol 2"])
         archive.writestr("archive/version", "3")
         archive.writestr("archive/code/x.py", "import os")
-    found["TorchScript"] = file.getvalue()
-    return found
+    files["TorchScript"] = file.getvalue()
+    return files
 
 
 def refused(source, *parts: str) -> str:
