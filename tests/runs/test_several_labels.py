@@ -379,6 +379,6 @@ def test_an_audit_tests_no_label_that_no_held_out_image_has(run: Path, testing: 
     model = dear.load(run)
     assert isinstance(model, Model)
     tested = HeldOutScores.of(model, testing.subset(range(2)), [1], None, lambda *_: None)
-    concerned = {name: bool(tested.concerned(name).any()) for name in model.classes}
-    assert not all(concerned.values())
-    assert any(concerned.values())
+    relevant = {name: bool(tested.relevant(name).any()) for name in model.classes}
+    assert not all(relevant.values())
+    assert any(relevant.values())
