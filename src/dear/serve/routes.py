@@ -57,14 +57,31 @@ _DESCRIPTION: dict[str, Any] = {
     "generate_unique_id_function": lambda route: route.name,
 }
 router = APIRouter(**_DESCRIPTION)
-_NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-_EXPLAIN = {"name": "explain", "in": "query", "schema": {"type": "string", "enum": ["roles"]}}
+_NAME = {
+    "name": "name",
+    "in": "path",
+    "description": "name of an adapter",
+    "required": True,
+    "schema": {"type": "string"},
+}
+_EXPLAIN = {
+    "name": "explain",
+    "in": "query",
+    "description": "roles: the score of each answer as a sum over roles of heads",
+    "schema": {"type": "string", "enum": ["roles"]},
+}
 _LIMIT = {
     "name": "limit",
     "in": "query",
+    "description": "most adapters of a page",
     "schema": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
 }
-_AFTER = {"name": "after", "in": "query", "schema": {"type": "string"}}
+_AFTER = {
+    "name": "after",
+    "in": "query",
+    "description": "name after which the page begins",
+    "schema": {"type": "string"},
+}
 
 
 def service_of(request: Request) -> Service:

@@ -18,15 +18,14 @@ class ClassifyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     images: Annotated[_Texts, Meta(description=_IMAGE)] = []
     top: Annotated[int, Meta(ge=1, description="number of classes to list")] = 5
-    classes: (
-        Annotated[_Texts, Meta(description="other classes; + before any name adds all to the trained ones")]
-        | None
-    ) = None
+    classes: Annotated[
+        _Texts | None, Meta(description="other classes; + before any name adds all to the trained ones")
+    ] = None
     reject: Annotated[bool, Meta(description="mark images that belong to none of the classes")] = False
-    certain: (
-        Annotated[float, Meta(description="of a tree of classes: probability of the named node, 0.5 to 1")]
-        | None
-    ) = None
+    certain: Annotated[
+        float | None,
+        Meta(description="of a tree of classes: least probability of the named node, 0.5 to 1 (null: 0.8)"),
+    ] = None
 
 
 class CompareOptions(ClassifyOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -40,9 +39,11 @@ class RetrieveOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     images: Annotated[_Texts, Meta(description=_IMAGE)] = []
     top: Annotated[int, Meta(ge=1, description="number of images to list")] = 5
-    gallery: str | None = None
+    gallery: Annotated[
+        str | None, Meta(description="name of the gallery; may be omitted if there is one")
+    ] = None
     by: Annotated[str, Meta(description="features or heads")] = "features"
-    attribute: str | None = None
+    attribute: Annotated[str | None, Meta(description="such as color; null: every attribute")] = None
 
 
 class EmbeddingsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,7 +55,7 @@ class EmbeddingsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     model: Annotated[str | None, Meta(description="the backbone; there is no other")] = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int | None, Meta(description="the length of the backbone's features")] = None
-    user: str | None = None
+    user: Annotated[str | None, Meta(description="accepted as by OpenAI, and ignored")] = None
 
     @property
     def inputs(self) -> list[str]:
@@ -98,14 +99,14 @@ class Status(BaseModel):
 class ModelCard(BaseModel):
     """An adapter."""
 
-    id: str
+    id: str = Field(description="name of the adapter")
     object: Literal["model"] = "model"
     created: int = Field(description="time of training, seconds since 1970")
     owned_by: Literal["dear"] = "dear"
     trained: str = Field(description="time of training, ISO 8601")
     version: str = Field(description="changes when the run changes")
-    method: str
-    classes: list[str]
+    method: str = Field(description="as `dear methods` lists it")
+    classes: list[str] = Field(description="trained classes, in their order")
     labels: Literal["one", "several"] = Field(description="labels that an image may have")
     tree: dict[str, str] = Field(description="parents of classes and of nodes; empty without a tree")
     figures: dict[str, Any] = Field(description="evaluations of the run, by the name of the dataset")
@@ -129,13 +130,13 @@ class ClassProbability(BaseModel):
 class ClassifiedImage(BaseModel):
     """The classes of one image, or why there are none."""
 
-    image: str
+    image: str = Field(description="name of the file, or `image 1`")
     classes: list[ClassProbability] | None = Field(None, description="most probable first")
     rejected: bool | None = Field(None, description="whether it is none of them; only with `reject`")
     labels: list[str] | None = Field(None, description="all classes that it has, of several labels")
     node: ClassProbability | None = Field(None, description="the deepest certain node of a tree of classes")
-    explanation: dict[str, Any] | None = None
-    error: str | None = None
+    explanation: dict[str, Any] | None = Field(None, description="score by role; only with `explain=roles`")
+    error: str | None = Field(None, description="why the image has no answer")
 
 
 class Classified(BaseModel):
@@ -155,16 +156,16 @@ class Compared(BaseModel):
 class Match(BaseModel):
     """An image of a gallery and its cosine similarity with the query."""
 
-    key: str
+    key: str = Field(description="name of the image in the gallery")
     similarity: float
 
 
 class RetrievedImages(BaseModel):
     """The images most like one image, by attribute, or why there are none."""
 
-    image: str
-    attributes: dict[str, list[Match]] | None = None
-    error: str | None = None
+    image: str = Field(description="name of the file, or `image 1`")
+    attributes: dict[str, list[Match]] | None = Field(None, description="most similar first, by attribute")
+    error: str | None = Field(None, description="why the image has no answer")
 
 
 class Retrieved(BaseModel):
@@ -222,7 +223,8 @@ def request_schemas() -> dict[str, Any]:
     """Components of `/openapi.json`: every request as JSON, and as a form with images as `files`."""
     kinds = (ClassifyOptions, CompareOptions, RetrieveOptions, EmbeddingsOptions)
     _, schemas = msgspec.json.schema_components(kinds)
-    files = {"files": {"type": "array", "items": {"type": "string", "format": "binary"}}}
+    binary = {"type": "string", "format": "binary"}
+    files = {"files": {"type": "array", "items": binary, "description": "image files"}}
     for kind in kinds:
         fields = {name: one for name, one in schemas[kind.__name__]["properties"].items() if name != "images"}
         schemas[_form_name(kind)] = {"type": "object", "properties": files | fields}
