@@ -257,12 +257,12 @@ class OnnxModel:
         certain = check_certain(certain, tree)
         probabilities, known = self._answers(images, mode, reject)
         used = mode or self.modes[0]
-        rejected = nodes = lowest = None
+        rejected = nodes = below_none = None
         if known is not None and reject is not None:
             rejected = known < self._threshold(reject, used)
-            lowest = known < self._threshold(reject * REJECTED, used)
+            below_none = known < self._threshold(reject * REJECTED, used)
         if tree is not None:
-            nodes, rejected = tree.answers(probabilities, certain, rejected, lowest)
+            nodes, rejected = tree.answers(probabilities, certain, rejected, below_none)
         answers = []
         for place, (image, row) in enumerate(zip(images, probabilities, strict=True)):
             order = np.argsort(-row, kind="stable")[:top]

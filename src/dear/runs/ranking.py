@@ -49,11 +49,11 @@ class Ranking:
         self._scales = calibrator.scales(mode)
         self._label_thresholds = calibrator.label_thresholds(mode) if calibrator.several else None
         self._rejects = reject is not None
-        self._threshold = self._none_below = float("-inf")
+        self._threshold = self._none_threshold = float("-inf")
         if reject is not None:
-            self._threshold = self._none_below = calibrator.threshold(reject, mode).value
+            self._threshold = self._none_threshold = calibrator.threshold(reject, mode).value
             if tree is not None:
-                self._none_below = calibrator.threshold(reject * REJECTED, mode).value
+                self._none_threshold = calibrator.threshold(reject * REJECTED, mode).value
         #: whether answers depend on how near images are to the training images
         self.needs_nearness = reject is not None and calibrator.needs_nearness
 
@@ -75,14 +75,17 @@ class Ranking:
                 Answer("", likeliest, labels=labels) for likeliest, labels in zip(classes, named, strict=True)
             ]
         score = self._calibrator.score(scaled, near, self.mode) if self._rejects else None
-        low = None if score is None else score < self._threshold
+        rejected = None if score is None else score < self._threshold
         nodes: list[tuple[str, float] | None] = [None] * len(classes)
         if self._tree is not None:
-            lowest = None if score is None else score < self._none_below
-            named_nodes, none = self._tree.answers(probabilities, self._certain, low, lowest)
-            nodes, low = [*named_nodes], None if none is None else torch.from_numpy(none)
-        rejected = [None] * len(classes) if low is None else low.tolist()
+            below_none = None if score is None else score < self._none_threshold
+            named_nodes, rejected_by_tree = self._tree.answers(
+                probabilities, self._certain, rejected, below_none
+            )
+            nodes = [*named_nodes]
+            rejected = None if rejected_by_tree is None else torch.from_numpy(rejected_by_tree)
+        flags = [None] * len(classes) if rejected is None else rejected.tolist()
         return [
             Answer("", likeliest, rejected=is_rejected, node=None if is_rejected else node)
-            for likeliest, is_rejected, node in zip(classes, rejected, nodes, strict=True)
+            for likeliest, is_rejected, node in zip(classes, flags, nodes, strict=True)
         ]

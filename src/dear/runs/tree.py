@@ -86,32 +86,35 @@ class Tree:
         sums: Floats = np.asarray(probabilities, dtype=np.float64) @ self.members
         return sums
 
-    def deepest(self, sums: Floats, certain: float, above: Mask | None = None) -> IntArray:
+    def deepest(self, sums: Floats, certain: float, inner_only: Mask | None = None) -> IntArray:
         """Index of the deepest certain node of each row of `sums` [n, N], the likeliest of several; -1: none.
 
-        Where `above` [n] is True, classes are not allowed.
+        Where `inner_only` [n] is True, only nodes above the classes are allowed.
         """
         allowed = sums >= certain
-        if above is not None:
-            allowed[above, : len(self.classes)] = False
+        if inner_only is not None:
+            allowed[inner_only, : len(self.classes)] = False
         rank = np.where(allowed, self.depths + sums.clip(max=0.999), 0)  # deeper first, then likelier
         return np.where(rank.max(axis=1) > 0, rank.argmax(axis=1), -1)
 
     def answers(
-        self, probabilities: Any, certain: float, low: Any = None, lowest: Any = None
+        self, probabilities: Any, certain: float, below_threshold: Any = None, below_none: Any = None
     ) -> tuple[list[tuple[str, float]], Mask | None]:
         """The answered node of each image with its probability, and which images are rejected.
 
         Args:
             probabilities: of the classes, [n, C].
             certain: least probability of a named node; if none has it, the likeliest top node is named.
-            low: whether each image scores below the threshold of rejection [n]; then no class is named.
-            lowest: whether it scores below that of "none of these" [n]; with `low` only.
+            below_threshold: whether each image scores below the threshold of rejection [n]; then no class is
+                named.
+            below_none: whether it scores below that of "none of these" [n]; only with `below_threshold`.
         """
         sums = self.sums(probabilities)
-        above = None if low is None else np.asarray(low, dtype=bool)
-        nodes = self.deepest(sums, certain, above)
-        rejected = None if above is None else above & ((nodes < 0) | np.asarray(lowest, dtype=bool))
+        inner_only = None if below_threshold is None else np.asarray(below_threshold, dtype=bool)
+        nodes = self.deepest(sums, certain, inner_only)
+        rejected = None
+        if inner_only is not None:
+            rejected = inner_only & ((nodes < 0) | np.asarray(below_none, dtype=bool))
         top = np.where(self.depths > 1, -1.0, sums).argmax(axis=1)
         nodes = np.where(nodes < 0, top, nodes)
         rows = enumerate(nodes.tolist())
