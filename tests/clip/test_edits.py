@@ -217,8 +217,11 @@ def test_the_last_third_of_a_tower() -> None:
     assert Clip(ClipConfig.named("ViT-B-32")).config.text.last_third[0] == 9
 
 
-def test_token_ids_of_another_type_are_refused() -> None:
+def test_pixels_and_token_ids_of_another_type_are_refused() -> None:
     clip = small_clip()
+    size = clip.config.vision.image_size
+    with pytest.raises(InputError, match="uint8"):
+        clip.encode_image(torch.zeros(1, 3, size, size, dtype=torch.uint8))
     for ids in (torch.zeros(2, 5), torch.zeros(5, dtype=torch.int64)):
         with pytest.raises(InputError, match=str(ids.dtype)):
             clip.encode_text(ids)

@@ -205,9 +205,14 @@ class Clip(nn.Module):
         """Normalized pixels [B, 3, S, S] of one or several images; pixels are moved to the device.
 
         Raises:
-            InputError: an image cannot be read.
+            InputError: an image cannot be read, or the pixels are not floating-point numbers.
         """
         if isinstance(images, Tensor):
+            if not images.is_floating_point():
+                raise InputError(
+                    f"pixels must be normalized floats [B, 3, S, S], got {images.dtype}; pass a list of "
+                    "images, or the result of preprocess"
+                )
             return images.to(self.device)
         sources = _sources(images)
         if not sources:
@@ -224,7 +229,7 @@ class Clip(nn.Module):
                 paths, bytes of image files, Pillow images, or arrays.
 
         Raises:
-            InputError: an image cannot be read, or the pixels have another shape.
+            InputError: an image cannot be read, or the pixels have another shape or type.
 
         Example:
             >>> from PIL import Image
