@@ -412,6 +412,13 @@ def test_every_surface_gives_the_same_probabilities(run, backbones) -> None:
     check_all(run, backbones)
 
 
+def test_loss_and_logits_take_images_or_pixels(photos) -> None:
+    method = build_method("clip-adapter", photos.clip, photos.classes)
+    pixels, labels = photos.clip.pixels(photos.files), torch.zeros(len(photos.files), dtype=torch.int64)
+    torch.testing.assert_close(method.logits(photos.files), method.logits(pixels))
+    torch.testing.assert_close(method.loss(photos.files, labels).total, method.loss(pixels, labels).total)
+
+
 ORDER = (3, 0, 2, 1, 0, 3)  # other order, and two images twice
 NAMES = ("ü (1)", "+a", "-b", "0", "🙂", "c'd e")
 

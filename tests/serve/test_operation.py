@@ -277,3 +277,12 @@ def test_the_folder_is_followed_whatever_fails(runs, tmp_path, monkeypatch, capl
         wait_for(lambda: client.get("/v1/models/other").status_code == 200)
         assert client.get("/v1/models/zero").status_code == 404
     assert "anything" in caplog.text
+
+
+def test_a_port_in_use_is_an_error_before_the_backbone_is_loaded(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=f"127.0.0.1:{port}"):
+            serve(tmp_path, backbone="no such backbone", port=port)

@@ -346,9 +346,15 @@ class Method(nn.Module):
         """Logits of every mode, [B, C] in float32, for normalized pixels [B, 3, S, S]; differentiable."""
         return self.logits_from_frozen(self.inference_stage(pixels))
 
-    def loss(self, pixels: Tensor, labels: Tensor, domains: Tensor | None = None) -> Loss:
-        """The loss for pixels [B, 3, S, S], labels [B] and, if the dataset has domains, their numbers [B]."""
-        return self.loss_from_frozen(self.frozen_stage(pixels), labels, domains)
+    def loss(self, images: ImagesOrPixels, labels: Tensor, domains: Tensor | None = None) -> Loss:
+        """The loss for images, or normalized pixels [B, 3, S, S], and their labels [B].
+
+        Args:
+            images: as in `logits`.
+            labels: numbers of the classes.
+            domains: numbers of the domains [B], if the dataset has domains.
+        """
+        return self.loss_from_frozen(self.frozen_stage(self.clip.pixels(images)), labels, domains)
 
     @torch.no_grad()
     def logits(self, images: ImagesOrPixels, mode: str | None = None) -> Tensor:

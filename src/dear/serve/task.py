@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -101,6 +102,7 @@ def serve(
         drain_seconds=drain_seconds,
         open_metrics=open_metrics,
     )
+    _check_address(host, port)
     images = {name: gallery_of(source) for name, source in (gallery or {}).items()}
     device = pick_device(device)
     if engine == "ray":
@@ -144,6 +146,19 @@ def _limits(values: Mapping[str, Any], **options: float | None) -> Limits:
     if unknown is not None:
         raise UsageError(f"unknown limit {unknown!r}; limits are {', '.join(names)}")
     return Limits(**{**values, **{name: value for name, value in options.items() if value is not None}})
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raise a UsageError, before anything is loaded, where no service can listen."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UsageError(
+                f"the service cannot listen on {host}:{port} ({error}); try another port", hint="port"
+            ) from None
 
 
 def _check_options(
