@@ -507,7 +507,8 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
                 "Focus with DeAR, base-to-novel on mini", f"{RESEARCH}/focus_dear.csv",
                 "python research/heads/focus.py dear --shots 4 --seeds 1,2,3 --maps none,own --centers 1,0",
                 ("task", "focus", "center", "map"), ("base", "novel", "hm", "joint"),
-                note="Four images per class. `map`: none, the heads of the task's role, or as many by a shuffled map.",
+                note="Four images per class. `map`: none, the heads of the task's role, or as many by a shuffled map. Rows without "
+                "`center`: the recipe of 2026-11-16, one seed.",
             ),
             Table(
                 "Explanations of planted shortcuts", f"{RESEARCH}/explain_shortcuts.csv",
