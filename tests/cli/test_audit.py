@@ -43,7 +43,7 @@ def test_audit_of_data_names_the_planted_concept() -> None:
     assert call("audit", "--data", "world:shortcut-none", "--shots", "16")["suspected"] == []
 
 
-def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path) -> None:
+def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "audit.html"
     words = ("--concept", "location", "--concept", "color", "--out", str(page))
     report = call("audit", str(run), "--shots", "6", *words)
@@ -56,13 +56,12 @@ def test_audit_of_a_run_and_its_repair(run: Path, tmp_path: Path) -> None:
     assert 'id="image-1"' in (tmp_path / "audit-why.html").read_text()
     background = "background: beach, forest, snow, city, space, desert"
     assert call("audit", str(run), "--shots", "6", "--concept", background)["suspected"] == ["background"]
-    done = call(
-        *("repair", str(run), "--without", "location", "--way", "heads"),
-        *("--no-compare", "--out", str(tmp_path / "new")),
-    )
+    monkeypatch.chdir(tmp_path)
+    done = call("repair", str(run), "--without", "location", "--way", "heads", "--no-compare")
     assert "Location" in done["removed"]
     assert not done["folds_into_weights"]
-    loaded = load_run(tmp_path / "new")
+    assert done["run"] == f"{run.name}-repaired"
+    loaded = load_run(tmp_path / done["run"])
     assert loaded.clip.correction is not None
     assert [list(head) for head in loaded.clip.correction.heads] == done["heads"]
 

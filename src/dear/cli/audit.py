@@ -146,7 +146,10 @@ def repair(
             'or your own, "background: lab bench, outdoors".'
         ),
     ],
-    out: opt.RunOut,
+    out: Annotated[
+        Path | None,
+        Option("--out", "-o", help="The run folder to write (default: RUN-repaired in this folder)."),
+    ] = None,
     way: opt.Way = "auto",
     examples: opt.Examples = None,
     roles: opt.Roles = None,
@@ -171,7 +174,7 @@ def repair(
 
     Examples:
 
-    `dear repair run --without location --out repaired`
+    `dear repair run --without location`
 
     `dear repair run --without brightness --out repaired`
 
@@ -179,6 +182,7 @@ def repair(
     """
     from dear.tasks.repair import repair as repair_run
 
+    out = Path(f"{run.resolve().name}-repaired") if out is None else out
     with stages() as progress:
         result = repair_run(
             run,
