@@ -245,7 +245,8 @@ def predict(options: argparse.Namespace) -> list[Row]:
         answers: dict[str, list[str]] = {}
 
         def ours() -> None:
-            answers["dear"] = [answer.classes[0][0] for answer in model.answers(list(map(str, paths)))]
+            (logits,) = model.logits(list(map(str, paths)), cached=False).values()  # most photos are links
+            answers["dear"] = [CLASSES[best] for best in logits.argmax(-1).tolist()]
 
         @torch.no_grad()
         def by_transformers() -> None:

@@ -176,6 +176,18 @@ def reading_ways(clip: Clip, files: list[Path]) -> Works:
     return {**ways, "decoder of the GPU": lambda: encode(2, decoder=False)} if len(depths) == 3 else ways
 
 
+def feature_ways(clip: Clip, batch: int) -> Works:
+    """Image features of pixels on a CPU, with products by oneDNN or by the library PyTorch chooses."""
+    size = clip.config.vision.image_size
+    pixels = torch.randn(batch, 3, size, size)
+
+    def encode(**changes: Any) -> None:
+        with torch.no_grad(), changed(**changes):
+            clip.encode_image(pixels)
+
+    return {ALL: encode, "products by oneDNN": lambda: encode(kernels=False)}
+
+
 def training_ways(clip: Clip, files: list[Path]) -> Works:
     """A training of DeAR on fixed views of 16 images for 20 epochs: frozen stages held, or computed again."""
     images = ListedImages(tuple(files[:16]), torch.arange(16) % 4, tuple("abcd"))
@@ -274,6 +286,9 @@ def main() -> None:
     with folder_of_photos(options.files) as files:
         if device.type == "cpu":
             where, timing = {"batch": 4, "classes": 4}, {"warm_up": 1, "clock": time.process_time}
+            for images in (1, 16):
+                place = {"work": "image features", "batch": images, "classes": 0}
+                note(rows_of(feature_ways(clip, images), 1, place, 5, **timing))
             note(rows_of(training_ways(clip, files), 80, {"work": "training step", **where}, 3, **timing))
             where = {"batch": 0, "classes": 2}
             works = answering_ways(clip, files[:64])

@@ -545,6 +545,12 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
                 ("batch", "classes"), ("ms",), "step",
             ),
             Table(
+                "This version compared with 0.1.0 on a CPU", f"{BENCHMARKS}/against.csv",
+                "OMP_NUM_THREADS=1 python benchmarks/against.py --base build/base --device cpu --shape mini --classes 10",
+                ("shape", "work", "batch", "classes"), ("ms", "base_ms", "ratio"),
+                note="Processor time of a step of DeAR and of its answers to a batch; 0.1.0 used private operations of PyTorch.",
+            ),
+            Table(
                 "Training step on a CPU, ms", f"{BENCHMARKS}/step_cpu.csv",
                 "OMP_NUM_THREADS=2 python benchmarks/step.py compare --device cpu --batch 16 --classes 10 --precision float32",
                 ("step", "precision"), ("ms",),

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dear.clip.config import TowerConfig
+from dear.clip.cpu import linear
 from dear.clip.edit import BlockMask, Edit, LayerEdit, LowRank, Record, insert_tokens
 from dear.clip.gpu import run_by_kernels
 from dear.clip.rotary import RotaryAngles
@@ -61,7 +62,7 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
         x = x.to(self.weight.dtype)
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 class Attention(nn.Module):

@@ -120,11 +120,3 @@ def matrix_dtype(precision: str, device: torch.device) -> torch.dtype:
         return _PRECISIONS[precision]
     except KeyError:
         raise UsageError(f"precision must be auto, {', '.join(_PRECISIONS)}, got {precision!r}") from None
-
-
-def fast_bfloat16(device: torch.device) -> bool:
-    """Whether a CPU has bfloat16 matrix products in hardware (AVX-512 BF16, AMX): faster than float32."""
-    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
-    return device.type == "cpu" and (
-        capabilities.get("avx512_bf16", False) or capabilities.get("amx_bf16", False)
-    )

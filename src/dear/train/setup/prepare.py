@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dear.clip.cpu import fast_bfloat16
 from dear.clip.factory import load, pick_device
 from dear.clip.model import Clip
-from dear.clip.variant import fast_bfloat16
 from dear.data.duplicates import Duplicates, find_duplicates
 from dear.data.folds import IntArray
 from dear.data.images import ImageSet, targets_of

@@ -1,0 +1,69 @@
+"""Products by oneDNN equal the usual ones, also for unusual shapes and strides; one switch turns them off."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import dear
+from dear.clip import cpu
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this build of PyTorch lacks oneDNN"
+)
+
+
+@pytest.fixture(autouse=True)
+def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_onednn_is_faster", lambda: True)  # whatever the processor
+    monkeypatch.delenv("DEAR_KERNELS", raising=False)
+
+
+@pytest.mark.parametrize("shape", [(24,), (1, 24), (5, 24), (0, 24), (2, 3, 24), (2, 0, 24), (2, 3, 4, 24)])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_products_equal_those_in_float64(shape: tuple[int, ...], with_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, weight = torch.randn(shape, generator=generator), torch.randn(7, 24, generator=generator)
+    bias = torch.randn(7, generator=generator) if with_bias else None
+    with torch.no_grad():
+        result = cpu.linear(x, weight, bias)
+    expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.double(), expected, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_strides_of_every_argument_are_respected() -> None:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(24, 5, generator=generator).T
+    weight = torch.randn(24, 7, generator=generator).T
+    bias = torch.randn(14, generator=generator)[::2]
+    expected = F.linear(x.double(), weight.double(), bias.double())
+    torch.testing.assert_close(cpu.linear(x, weight, bias).double(), expected, rtol=0, atol=1e-5)
+    repeated = torch.ones(1, 24).expand(5, 24)
+    torch.testing.assert_close(cpu.linear(repeated, weight, None), F.linear(repeated, weight))
+
+
+def test_gradients_do_not_depend_on_it() -> None:
+    x, weight = torch.randn(5, 24, requires_grad=True), torch.randn(7, 24)
+    gradients = [
+        torch.autograd.grad(product(x, weight, None).sum(), x)[0] for product in (cpu.linear, F.linear)
+    ]
+    assert torch.equal(*gradients)
+
+
+def test_towers_use_it_unless_it_is_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = dear.load("mini")
+    size = clip.config.vision.image_size
+    pixels = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(3))
+    conversions, convert = [], torch.Tensor.to_mkldnn
+    monkeypatch.setattr(torch.Tensor, "to_mkldnn", lambda x: conversions.append(x.shape) or convert(x))
+    with torch.no_grad():
+        fast = clip.encode_image(pixels)
+        assert len(conversions) >= 6 * clip.config.vision.layers
+        conversions.clear()
+        monkeypatch.setenv("DEAR_KERNELS", "0")
+        plain = clip.encode_image(pixels)
+    assert not conversions
+    torch.testing.assert_close(fast, plain, rtol=0, atol=1e-5)
