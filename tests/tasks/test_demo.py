@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from dear.errors import UsageError
 from dear.tasks import repair
 from dear.tasks.demo import drawn
 from dear.tasks.demo.facts import DemoFacts
 from dear.tasks.demo.page import TERMS
 from dear.tasks.demo.parts import Size
+from dear.tasks.demo.task import demo
 
 TINY = Size(
     ("textures",), 1, 1, 3, role_images=100, known_images=60, per_group=2, focus_draws=1, focus_images=4
@@ -119,3 +121,10 @@ def test_heads_find_images_alike_in_their_concept(made) -> None:
     rows = {row.concept: row for row in made[1].retrieval.rows}
     assert rows["Location"].by_heads > 2 * rows["Location"].random > rows["Location"].chance
     assert all(row.matching > 2 * row.others for row in made[1].truth)
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"notes\.txt"):
+        demo(tmp_path, quick=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
