@@ -117,7 +117,7 @@ def labels(args: Any) -> Iterator[dict[str, Any]]:
                         start = time.process_time()
                         model = dear.adapt(some, method=method, seed=seed, check=False)
                         seconds = time.process_time() - start
-                        yield cell | {"method": method} | set_figures(model.evaluate(test).report(), seconds)
+                        yield cell | {"method": method} | set_figures(model.evaluate(test).to_dict(), seconds)
 
 
 def write_table(folder: Path, exchanged: bool) -> Path:
@@ -143,7 +143,7 @@ def zero_shot(some: ImageSet, test: ImageSet) -> dict[str, Any]:
     method = dear.methods.build_method(
         "zeroshot", dear.load("mini"), some.classes, template="a photo of something {}.", several=True
     )
-    return Model(method).evaluate(test).report()
+    return Model(method).evaluate(test).to_dict()
 
 
 def set_figures(report: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -266,7 +266,7 @@ def measure(bench: Bench, cell: Cell, method: str, alone: float | None, forced: 
         yield row(product.alone(), {}, began)
         return
     decided = product.pool(pool, foreign, bench)
-    facts = decided.facts()
+    facts = decided.to_dict()
     if decided.teacher is not None:
         yield row(product.train(decided), facts, began)
         return
@@ -363,7 +363,7 @@ def measure_features(
             comparison = compare_with_labeled_only(features[kept], known[kept], texts)
             fit = fit_semi_supervised_probe(features[kept], known[kept], texts)
             reason = judge_pool(comparison, mean_confidence(fit.probabilities, known[kept]))
-            facts = comparison.facts()
+            facts = comparison.to_dict()
         if reason not in ("helps", "unknown"):
             kept = known != UNLABELED
         decision = {

@@ -70,12 +70,12 @@ def test_a_repair_is_compared_with_random_heads(run: Path) -> None:
     test = world_task("shortcut-place", "test").subset(range(0, 720, 7))
     done = repair(run, Without(("location",), "heads"), test=test)
     assert done.comparison is not None
-    report = done.comparison.report()
+    report = done.comparison.to_dict()
     assert report["repaired"]["accuracy"] > report["untouched"]["accuracy"] + 0.1
     assert report["repaired"]["accuracy"] > report["random"]["mean"]["accuracy"] + 0.1
     assert len(report["random"]["draws"]) == 5
     assert 0.05 < report["answers_changed"] < 1
-    assert Model(done.trained.method).evaluate(test).report()["accuracy"] == report["repaired"]["accuracy"]
+    assert Model(done.trained.method).evaluate(test).to_dict()["accuracy"] == report["repaired"]["accuracy"]
 
 
 def test_a_removal_is_kept_by_export_and_zeroshot(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ def test_progress_is_drawn_on_a_terminal_only(capsys, monkeypatch, terminal: boo
 def test_the_table_of_accuracies_names_its_mode_where_there_are_several(capsys, modes, title: str) -> None:
     mode = list(modes)[-1]
     figures = {"per_class": {"cat": 1.0}, "ece": 0.1, "ece_trained": 0.1, "ece_new": None, "images": 2}
-    print_accuracy(SimpleNamespace(report=lambda: {"mode": mode, "modes": modes, **figures}), "run on photos")
+    print_accuracy(
+        SimpleNamespace(to_dict=lambda: {"mode": mode, "modes": modes, **figures}), "run on photos"
+    )
     printed = capsys.readouterr().out.partition("┏")[0]
     assert " ".join(printed.split()) == title

@@ -216,7 +216,7 @@ def test_an_empty_root_is_explained(tmp_path, name):
     assert not check.complete
     assert check.missing
     assert "http" in str(check)
-    assert json.loads(json.dumps(check.report()))["complete"] is False
+    assert json.loads(json.dumps(check.to_dict()))["complete"] is False
 
 
 def test_check_counts_images_and_those_missing(paint):

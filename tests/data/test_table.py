@@ -106,7 +106,7 @@ def test_data_check_counts_and_reads_unlabeled_images(paint, tmp_path):
     (tmp_path / "new" / "2.png").write_bytes(b"")
     rows = "path,label\ncat/1.png,cat\ncat/2.png,cat\ndog/1.png,dog\ndog/2.png,dog\nnew/1.png,\nnew/2.png,\n"
     check = check_splits(str(table(tmp_path, rows)))
-    assert check.report()["unlabeled"] == 2
+    assert check.to_dict()["unlabeled"] == 2
     assert "unlabeled: 2 images" in str(check)
     assert ["new/2.png" in reason for reason in check.unreadable] == [True]
 

@@ -183,8 +183,8 @@ def test_worst_group_is_counted(tmp_path: Path) -> None:
     }
     expected = {name: sum(hits) / len(hits) for name, hits in groups.items()}
     assert evaluation.per_group() == expected
-    assert evaluation.report()["worst_group"]["accuracy"] == min(expected.values())
-    assert "worst_group" not in Model(fitted("linear-probe")).evaluate(Plain()).report()
+    assert evaluation.to_dict()["worst_group"]["accuracy"] == min(expected.values())
+    assert "worst_group" not in Model(fitted("linear-probe")).evaluate(Plain()).to_dict()
 
 
 class Plain:

@@ -79,7 +79,9 @@ def test_copies_of_one_image_per_class_are_one_image(noise: float) -> None:
     four.prepare(lambda augment: iter([Batch(copies, labels.repeat(4), units=units)]))
     assert float(four.leaves_out) == float(one.leaves_out) == 0
     if not noise:
-        assert four.facts()["direction_weight"] == pytest.approx(one.facts()["direction_weight"], rel=1e-6)
+        assert four.learned_values()["direction_weight"] == pytest.approx(
+            one.learned_values()["direction_weight"], rel=1e-6
+        )
         torch.testing.assert_close(four.direction_rows, one.direction_rows, rtol=0, atol=1e-6)
 
 
@@ -154,7 +156,7 @@ def test_the_loss_is_that_of_a_refit_per_image(labels: torch.Tensor, options: di
         return [torch.linalg.solve(normal, side) for side in sides]
 
     everything = regression(list(range(len(labels))))
-    weight = model.facts()["direction_weight"] if config.direction_dropout == 0 else 0.0
+    weight = model.learned_values()["direction_weight"] if config.direction_dropout == 0 else 0.0
     texts = model.texts().detach()
     f_cls, f_attr = (F.normalize(f, dim=-1).detach() for f in model.image_features(pixels))
     alpha = model.v.softmax(0).tolist()
@@ -193,14 +195,14 @@ def test_one_image_per_class_takes_its_weight_from_what_texts_recognize() -> Non
     features = F.normalize(model.clip.encode_image(images(3, seed=4)), dim=1)
     answers = ((features - features.mean(0)) @ model.prompts.frozen.T).argmax(1)
     unknown = max(1e-3, float((answers != labels).double().mean()))
-    assert model.facts()["direction_weight"] == pytest.approx(0.4 * unknown)
+    assert model.learned_values()["direction_weight"] == pytest.approx(0.4 * unknown)
 
 
 def test_trained_classes_have_directions_and_new_ones_do_not() -> None:
     model = trained()
     texts = model.texts()
     rows = F.normalize(model.direction_rows, dim=1)
-    expected = F.normalize(texts + model.facts()["direction_weight"] * rows, dim=1)
+    expected = F.normalize(texts + model.learned_values()["direction_weight"] * rows, dim=1)
     torch.testing.assert_close(model.class_weights(texts), expected, rtol=0, atol=1e-12)
     new = model.with_classes(["fir", "elm"], ids=token_ids((4, 2), seed=5))
     assert torch.equal(new.class_weights(new.texts()), new.texts())

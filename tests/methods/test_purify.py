@@ -201,4 +201,4 @@ def test_a_run_keeps_the_gates_of_every_epoch(tmp_path) -> None:
     torch.testing.assert_close(
         torch.tensor(figure.frames[-1].data[0].z), method.history[-1].double(), check_dtype=False
     )
-    assert "gates" in method.facts()
+    assert "gates" in method.learned_values()

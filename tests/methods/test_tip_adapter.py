@@ -71,14 +71,14 @@ def test_the_choice_is_saved_and_settled(name: str) -> None:
     assert method.settled_config() == method.config
     labels = torch.tensor([2, 0, 1, 1, 0, 2])
     method.prepare(lambda augment: iter([Batch(images(6, seed=3), labels)]))
-    facts = method.facts()
+    facts = method.learned_values()
     assert facts["alpha"] > 0
     assert facts["beta"] in BETAS
     settled = method.settled_config()
     assert (settled.alpha, settled.beta) == (facts["alpha"], facts["beta"])
     again = method.untrained_copy()
     again.load_adapter_state(method.adapter_state())
-    assert again.facts() == facts
+    assert again.learned_values() == facts
     assert torch.equal(again.logits(images()), method.logits(images()))
 
 

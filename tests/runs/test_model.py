@@ -54,14 +54,14 @@ def grouped(photos: Path) -> FileImages:
 @pytest.mark.parametrize("cached", [False, True])
 def test_groups_are_measured_whether_or_not_images_are_skipped(photos: Path, cached: bool) -> None:
     images = grouped(photos)
-    report = model().evaluate(images, cached=cached).report()
+    report = model().evaluate(images, cached=cached).to_dict()
     assert report["worst_group"]["groups"] == 9
     images.path(4).write_bytes(b"cut")
     skipped = model().evaluate(images, unreadable="skip", cached=cached)
     assert skipped.groups == tuple(
         f"{images.classes[images.labels[row]]}, {images.groups[row]}" for row in range(9) if row != 4
     )
-    assert skipped.report()["worst_group"]["groups"] == 8
+    assert skipped.to_dict()["worst_group"]["groups"] == 8
     assert len(skipped.unreadable) == 1
     with pytest.raises(DataError, match=r"4\.png"):
         model().evaluate(images, cached=cached)

@@ -96,7 +96,7 @@ def test_logistic_regressions_are_those_of_scikit_learn(training: dear.ImageSet)
 def test_metrics_are_those_of_scikit_learn(evaluation: SeveralLabelsEvaluation) -> None:
     truth, scores = evaluation.labels.numpy(), evaluation.confidence["default"].numpy()
     sets = evaluation.answers["default"].numpy()
-    report = evaluation.report()
+    report = evaluation.to_dict()
     assert report["map"] == pytest.approx(average_precision_score(truth, scores, average="macro"))
     assert report["micro_f1"] == pytest.approx(f1_score(truth, sets, average="micro"))
     assert report["macro_f1"] == pytest.approx(f1_score(truth, sets, average="macro"))
@@ -121,7 +121,7 @@ def test_learned_sets(method: str, training: dear.ImageSet, testing: dear.ImageS
     frozen, learned = model.zero_shot().evaluate(test), model.evaluate(test)
     assert isinstance(frozen, SeveralLabelsEvaluation)
     assert isinstance(learned, SeveralLabelsEvaluation)
-    assert "micro_f1" not in frozen.report()  # ranks only
+    assert "micro_f1" not in frozen.to_dict()  # ranks only
     assert frozen.mean_precision["default"] < 0.3
     assert learned.mean_precision["default"] > 0.85
     assert learned.f1()["micro_f1"] > 0.75
@@ -214,7 +214,7 @@ def test_what_needs_one_label_says_so(run: Path, call: object) -> None:
 
 def test_a_report_shows_the_figures(run: Path, testing: dear.ImageSet, tmp_path: Path) -> None:
     facts = examine_sets(Model.load(run), testing)
-    figures = facts.adapted.report()
+    figures = facts.adapted.to_dict()
     worst = min(figures["per_class"], key=figures["per_class"].__getitem__)
     assert facts.worst[0] == worst
     missed, wrong = facts.mistakes(missed=True), facts.mistakes(missed=False)
@@ -258,7 +258,7 @@ def test_explanations_add_up_to_the_lead_over_the_threshold(
     right = sum(one.labels is not None and name in one.labels for one, row in
                 zip(model.answers(images), images.targets.tolist(), strict=True)
                 for name, has in zip(images.classes, row, strict=True) if has)  # fmt: skip
-    assert every.facts()["accuracy"] == pytest.approx(right / len(every.labels))
+    assert every.to_dict()["accuracy"] == pytest.approx(right / len(every.labels))
 
 
 def test_the_studio_shows_sets(run: Path, testing: dear.ImageSet, tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_an_audit_compares_each_label_with_its_absence(
     for place, (answer, other) in enumerate(zip(model.answers(test), removed, strict=True)):
         differ = ("fox" in (answer.labels or ())) != ("fox" in (other.labels or ()))
         assert differ == (place in changed)
-    assert result.report()["suspected"] == ["fox: Location"]
+    assert result.to_dict()["suspected"] == ["fox: Location"]
     assert not replace(result, run="run").next_steps  # training without a concept needs one label per image
     rows = result.to_frame(per_image=True)
     assert set(rows[rows["issue"] == "answer changes without"]["image"]) == {test.key(p) for p in changed}

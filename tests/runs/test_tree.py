@@ -164,7 +164,7 @@ def test_rejection_backs_off_first(run: Path, animals: ImageSet) -> None:
 
 
 def test_evaluation_by_level(run: Path, animals: ImageSet) -> None:
-    report = dear.evaluate(run, animals).report()
+    report = dear.evaluate(run, animals).to_dict()
     levels = report["tree"]["levels"]
     assert len(levels) == 3
     assert levels[-1] == pytest.approx(report["accuracy"])
@@ -203,7 +203,7 @@ def test_the_studio_and_the_report_show_nodes(run: Path, tmp_path: Path) -> None
     assert backed_off
     dear.report_run(run, tmp_path / "page.html", data=images)
     page = (tmp_path / "page.html").read_text()
-    figures = dear.evaluate(run, images).report()["tree"]
+    figures = dear.evaluate(run, images).to_dict()["tree"]
     for value in (*figures["levels"], *figures["named"], figures["accuracy"]):
         assert f"{value:.1%}" in page
 

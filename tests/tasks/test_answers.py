@@ -169,12 +169,12 @@ def test_classes_are_added_or_replaced(run: Path, colors: Colors) -> None:
 def test_evaluate_reports_calibration_errors_and_unknown_images(run: Path, colors: Colors) -> None:
     noise = Colors(classes=2, each=4, seed=9)
     found = evaluate(run, colors, unknown=noise, reject_share=0.2, backbone=CLIP)
-    report = found.report()
+    report = found.to_dict()
     assert report["ece"] == report["ece_trained"]
     assert report["ece_new"] is None
     rejection = found.rejection
     assert rejection is not None
-    assert report["unknown"] == rejection.report()
+    assert report["unknown"] == rejection.to_dict()
     assert 0 <= rejection.false_low <= rejection.false_acceptance <= rejection.false_high <= 1
     assert rejection.unknown == 8
     assert "AUROC" in rejection.sentence()
@@ -225,7 +225,7 @@ def test_the_classifier_refuses_with_a_label(colors: Colors) -> None:
 def test_choose_compares_on_the_same_images_and_names_no_winner_in_the_noise(colors: Colors) -> None:
     methods = ("zeroshot", "linear-probe", "coop")
     found = choose(colors, methods=methods, recipe={"epochs": 2}, folds=2, backbone=CLIP)
-    rows = found.report()["methods"]
+    rows = found.to_dict()["methods"]
     assert [row["method"] for row in rows] == ["zeroshot", "linear-probe", "coop"]
     assert {row["trained"]["images"] for row in rows} == {24}
     assert rows[1]["new"] is None  # a linear probe cannot name new classes

@@ -39,7 +39,7 @@ def test_verdicts(test: EditTest | None, verdict: str) -> None:
     finding = PropertyFinding(SHARP, test)
     assert finding.verdict == verdict
     assert finding.suspected == (verdict in (SHORTCUT, ASSOCIATED))
-    assert finding.report()["suspected"] == finding.suspected
+    assert finding.to_dict()["suspected"] == finding.suspected
     assert "ramen" in finding.sentence
 
 

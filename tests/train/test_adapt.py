@@ -45,7 +45,7 @@ def test_from_a_folder_to_answers(photos: Path, tmp_path: Path) -> None:
     )
     assert result.steps == len(steps) == 6  # 3 classes x 2 shots in batches of 4, three times
     assert read_config(run).images == 6
-    report = evaluate(run, photos, backbone=CLIP).report("decoupled")
+    report = evaluate(run, photos, backbone=CLIP).to_dict("decoupled")
     assert report["images"] == 12
     assert set(report["modes"]) == {"fused", "decoupled"}
     assert report["accuracy"] == report["modes"]["decoupled"]

@@ -166,7 +166,7 @@ def test_a_pool_of_another_kind_is_rejected_with_its_distance(tmp_path: Path) ->
     )  # fmt: skip
     assert (job.pool.reason, job.pool.used, job.teacher) == ("far", 0, None)
     assert f"{job.pool.nearness[0]:.2f}" in job.notices[-1]
-    assert job.pool.facts()["foreign"] == 8
+    assert job.pool.to_dict()["foreign"] == 8
 
 
 def test_held_out_labels_do_not_reach_the_teacher() -> None:

@@ -108,7 +108,7 @@ class Session:
             self.cell.spec, drawn, drawn=True, clip=self.clip, roles=self.roles(), unlabeled=rest
         )  # fmt: skip
         if job.pool is not None:
-            self.record["unlabeled"] = job.pool.facts()
+            self.record["unlabeled"] = job.pool.to_dict()
         self.record["epochs"] = job.recipe.epochs
         if job.focus is not None:
             self.record["focus"] = job.focus.role
@@ -156,7 +156,7 @@ class Session:
         self.record |= {
             "trainable_parameters": method.learned_parameters,
             "adapter_bytes": len(safetensors.torch.save(state)) if state else 0,
-            "facts": method.facts(),
+            "facts": method.learned_values(),
         }
         return model
 

@@ -57,7 +57,7 @@ class Results:
         """The table as Markdown."""
         return self.files[0].read_text(encoding="utf-8")
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "cached": len(self.summary.cached),

@@ -89,7 +89,7 @@ def audit(
             progress=progress,
         )
     if as_json:
-        print_json(result.report())
+        print_json(result.to_dict())
         return
     _print(result)
     if out is not None:
@@ -198,7 +198,7 @@ def repair(
             progress=progress,
         )
     if as_json:
-        print_json({"run": str(out), **result.report()})
+        print_json({"run": str(out), **result.to_dict()})
         return
     _print_repair(result)
     quoted, spec = shlex.quote(str(out)), result.trained.spec

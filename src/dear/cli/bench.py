@@ -203,7 +203,7 @@ def _command() -> str:
 def _print(results: Results, as_json: bool) -> None:
     """Print the table; exit status 1 if a cell failed."""
     if as_json:
-        print_json(results.report())
+        print_json(results.to_dict())
     else:
         echo(results.table)
         counts = f"{len(results.summary.computed)} computed, {len(results.summary.cached)} already there"

@@ -78,7 +78,7 @@ def choose(
             progress=progress,
         )
     if as_json:
-        print_json({"data": data, **choice.report(), "run": None if out is None else str(out)})
+        print_json({"data": data, **choice.to_dict(), "run": None if out is None else str(out)})
     else:
         _print(choice)
     if choice.run is not None and choice.run.spec is not None:

@@ -88,7 +88,7 @@ def check(
             progress=progress,
         )
     if as_json:
-        print_json({"data": name, **result.report()} if isinstance(result, LabelCheck) else result.report())
+        print_json({"data": name, **result.to_dict()} if isinstance(result, LabelCheck) else result.to_dict())
     elif isinstance(result, LabelCheck):
         _print_labels(result, name, str(backbone), out)
     else:

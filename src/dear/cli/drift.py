@@ -33,7 +33,7 @@ def drift(
     with stages() as progress:
         result = compare(run, images, out=out, backbone=backbone, device=device, progress=progress)
     if as_json:
-        print_json(result.report())
+        print_json(result.to_dict())
         return
     echo(result.verdict)
     counts = f"{result.images} new and {result.reference} training images"

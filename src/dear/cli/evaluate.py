@@ -61,7 +61,7 @@ def evaluate(
         )
     print_unreadable(evaluation)
     if as_json:
-        print_json({"run": str(run), "data": data, **evaluation.report()})
+        print_json({"run": str(run), "data": data, **evaluation.to_dict()})
         return
     print_accuracy(evaluation, f"{run} on {data}")
     if evaluation.rejection is not None:

@@ -77,7 +77,7 @@ def explain(
             progress=progress,
         )
     if as_json:
-        print_json(result.facts())
+        print_json(result.to_dict())
         return
     if isinstance(result, SetExplanation):
         for name, right, count, mixture in result.mixtures():

@@ -74,7 +74,7 @@ def export(
             progress=progress,
         )
     if as_json:
-        print_json(result.report())
+        print_json(result.to_dict())
         return
     if merged is not None:
         size = f"a plain CLIP of {result.parameters:,} parameters, as many as the frozen one"

@@ -74,7 +74,7 @@ def label_next(
     for reason in chosen.unreadable:
         say(f"skipped: {reason}")
     if as_json:
-        print_json(chosen.report() if out is None else {**chosen.report(), "out": str(out)})
+        print_json(chosen.to_dict() if out is None else {**chosen.to_dict(), "out": str(out)})
         return
     if not chosen.choices:
         say(f"{out or pool}: no image is left to label: all are labeled, or near duplicates of labeled ones")
@@ -108,7 +108,7 @@ def label_import(
 
     result = add_labels(source, out, images=images)
     if as_json:
-        print_json(result.report())
+        print_json(result.to_dict())
         return
     classes = format_count(len(set(result.labels.values())), "class", "classes")
     say(f"{out}: {format_count(result.added, 'label')} added, {len(result.labels)} in all, {classes}")

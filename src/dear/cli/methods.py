@@ -33,7 +33,7 @@ def methods(
     if name is not None:
         entry = paper(name)
         if as_json:
-            print_json(entry.report())
+            print_json(entry.to_dict())
         else:
             _print(entry)
         return

@@ -62,25 +62,25 @@ def print_table(
 
 def print_accuracy(evaluation: Evaluation, title: str) -> None:
     """An evaluation as a table with one row per class, and the accuracy of all modes below."""
-    report = evaluation.report()
-    if "map" in report:
-        _print_sets(report, title)
+    values = evaluation.to_dict()
+    if "map" in values:
+        _print_sets(values, title)
         return
-    rows = [(name, f"{accuracy:.1%}") for name, accuracy in report["per_class"].items()]
-    mode = f", mode {report['mode']}" if len(report["modes"]) > 1 else ""
+    rows = [(name, f"{accuracy:.1%}") for name, accuracy in values["per_class"].items()]
+    mode = f", mode {values['mode']}" if len(values["modes"]) > 1 else ""
     print_table(("class", "accuracy"), rows, title + mode)
-    if "worst_group" in report:
-        worst = report["worst_group"]
+    if "worst_group" in values:
+        worst = values["worst_group"]
         group = f"{worst['group']} (of {worst['groups']} groups of class and value)"
         echo(f"worst group: {worst['accuracy']:.1%}, {group}")
-    for name, accuracy in report["modes"].items():
+    for name, accuracy in values["modes"].items():
         label = "accuracy" if name == "default" else f"accuracy, {name}"
-        echo(f"{label}: {accuracy:.1%} of {report['images']} images")
-    if "tree" in report:
-        _print_tree(report["tree"])
-    line = f"calibration error: {report['ece']:.1%}"
-    if report["ece_trained"] is not None and report["ece_new"] is not None:
-        line += f"; {report['ece_trained']:.1%} for trained classes, {report['ece_new']:.1%} for new ones"
+        echo(f"{label}: {accuracy:.1%} of {values['images']} images")
+    if "tree" in values:
+        _print_tree(values["tree"])
+    line = f"calibration error: {values['ece']:.1%}"
+    if values["ece_trained"] is not None and values["ece_new"] is not None:
+        line += f"; {values['ece_trained']:.1%} for trained classes, {values['ece_new']:.1%} for new ones"
     echo(line)
 
 
@@ -94,21 +94,21 @@ def _print_tree(tree: dict[str, Any]) -> None:
     )
 
 
-def _print_sets(report: dict[str, Any], title: str) -> None:
+def _print_sets(values: dict[str, Any], title: str) -> None:
     """Figures of sets of labels: one row per class, mAP and F1 below."""
-    ends = report["intervals"]
+    ends = values["intervals"]
     rows = [
         (name, f"{value:.1%}", f"{ends[name][0]:.1%} to {ends[name][1]:.1%}")
-        for name, value in report["per_class"].items()
+        for name, value in values["per_class"].items()
     ]
     print_table(("class", "average precision", "90% interval"), rows, title)
-    low, high = report["map_interval"]
+    low, high = values["map_interval"]
     echo(
-        f"mean average precision: {report['map']:.1%} ({low:.1%} to {high:.1%}) of {report['images']} images"
+        f"mean average precision: {values['map']:.1%} ({low:.1%} to {high:.1%}) of {values['images']} images"
     )
-    if "micro_f1" in report:
-        echo(f"F1: {report['micro_f1']:.1%} micro, {report['macro_f1']:.1%} macro")
-        echo(f"exact sets: {report['accuracy']:.1%}; calibration error: {report['ece']:.1%}")
+    if "micro_f1" in values:
+        echo(f"F1: {values['micro_f1']:.1%} micro, {values['macro_f1']:.1%} macro")
+        echo(f"exact sets: {values['accuracy']:.1%}; calibration error: {values['ece']:.1%}")
 
 
 def print_answers(predictions: Predictions, as_json: bool = False, lines: bool = False) -> None:

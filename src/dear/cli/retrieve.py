@@ -71,7 +71,7 @@ def retrieve(
     if result.notice is not None:
         say(f"notice: {result.notice}")
     if as_json:
-        print_json(result.report())
+        print_json(result.to_dict())
         return
     for match in result:
         echo(match.attribute)

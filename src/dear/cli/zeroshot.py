@@ -88,6 +88,6 @@ def zeroshot(
         return
     print_unreadable(result)
     if as_json:
-        print_json({"backbone": backbone, "data": data, "title": result.title, **result.report()})
+        print_json({"backbone": backbone, "data": data, "title": result.title, **result.to_dict()})
     else:
         print_accuracy(result, result.title)

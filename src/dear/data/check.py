@@ -69,7 +69,7 @@ class DatasetCheck:
         has_all_classes = self.classes == self.expected_classes
         return has_all_classes and not self.missing and not any(self.absent.values())
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {**self.__dict__, "complete": self.complete}
 
@@ -103,7 +103,7 @@ class SplitCheck:
         """Whether every image can be read."""
         return not self.unreadable
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         splits = {
             split: {

@@ -205,7 +205,7 @@ class Duplicates:
             pairs.append((indices, np.array(first_indices, np.int64)))
         return replace(self, units=_connect(len(keys), pairs))
 
-    def facts(self) -> dict[str, int | bool]:
+    def to_dict(self) -> dict[str, int | bool]:
         """Plain values for JSON."""
         return {
             "images": len(self.units),

@@ -186,16 +186,16 @@ def _parse_rows(
     for number, cells in records:
         where = f"{source}, row {number}"
         record = dict(cells)
-        multilabel = "labels" in record
-        if multilabel and "label" in record:
+        several = "labels" in record
+        if several and "label" in record:
             raise DataError(f"{where}: has a label and labels; keep one of the columns")
         listed = {key: _parse_list(record[key], key, where) for key in LISTS if key in record}
-        if multilabel:
+        if several:
             record["label"] = (listed["labels"] or ("",))[0]
         elif "label" not in required or ("label" in record and record["label"] is None):
             record["label"] = record.get("label") or ""
         present = frozenset(key for key in (*REQUIRED, *OPTIONAL, *BOX) if record.get(key) is not None)
-        present |= {"labels"} if multilabel else set()
+        present |= {"labels"} if several else set()
         missing = [key for key in required if key not in present]
         if missing:
             raise DataError(f"{where}: has no {' and no '.join(missing)}")

@@ -97,7 +97,7 @@ def world_task(name: str, split: str) -> WorldImages:
         tuple(row.domain for _, _, row in rows) if task.domains else None,
         tuple((part, number) for part, number, _ in rows),
         None if shortcut is None else tuple(shortcut.words[row.value] for _, _, row in rows),
-        torch.cat([_targets(task, part) for part in parts]) if task.multilabel else None,
+        torch.cat([_targets(task, part) for part in parts]) if task.several else None,
     )
 
 

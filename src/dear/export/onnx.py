@@ -52,7 +52,7 @@ class ExportResult:
     precision: str = "float32"
     loss: Loss | None = None  #: measured loss of accuracy in float16 or int8
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         if self.parameters:
             return {"path": str(self.path), "numbers": self.parameters, "template": self.template}

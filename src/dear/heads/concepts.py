@@ -76,12 +76,14 @@ def cluster_concepts(
     from sklearn.cluster import HDBSCAN
 
     if len(phrases) <= _SMALLEST:
-        raise RoleError(f"{len(phrases)} phrases are too few to cluster; use concepts='fixed' or 'tags'")
+        raise RoleError(f"{len(phrases)} phrases are too few to cluster; use 'fixed' or 'tags' concepts")
     vectors = embed(phrases)  # [n, d], unit: euclidean distance is monotone in cosine
     search = HDBSCAN(_SMALLEST, min_samples=1, cluster_selection_method="leaf", copy=True)
     labels: NDArray[np.int64] = search.fit(vectors).labels_
     if labels.max() < 0:
-        raise RoleError(f"HDBSCAN finds no cluster in {len(phrases)} phrases; use concepts='fixed' or 'tags'")
+        raise RoleError(
+            f"HDBSCAN finds no cluster in {len(phrases)} phrases; set concepts to 'fixed' or 'tags'"
+        )
     members = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
     centroids = unit(np.stack([vectors[rows].mean(axis=0) for rows in members]))
     names = _names(

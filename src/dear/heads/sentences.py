@@ -34,7 +34,7 @@ def sentence_embedder(name: str = DEFAULT) -> Embedder:
         from transformers.utils import logging
     except ImportError:
         raise DearError(
-            f"concepts need sentence embeddings: {install_command('roles')}, or use concepts='tags'"
+            f"concepts need sentence embeddings: {install_command('roles')}, or use 'tags' concepts"
         ) from None
     source = str(_packaged()) if name == DEFAULT else name
     logging.disable_progress_bar()

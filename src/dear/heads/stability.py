@@ -122,11 +122,11 @@ def role_map_warnings(roles: RoleMap) -> list[str]:
     counts = roles.counts()
     if not counts["generalization"] and not counts["other"]:
         warnings.append(
-            "no head is specialized in other concepts or in style, so adapted tokens reach all heads; "
+            "no head is of the kind generalization or other, so every head reads attribute tokens; "
             "training works without such heads"
         )
     if not counts["core"]:
-        warnings.append("no head is specialized in an attribute, so attribute tokens reach only mixed heads")
+        warnings.append("no head is of the kind core, so only mixed heads read attribute tokens")
     if caveat := roles.caveat():
         warnings.append(caveat)
     stability, images = roles.evidence.get("stability"), roles.evidence.get("image_count")

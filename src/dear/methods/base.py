@@ -65,7 +65,7 @@ class Method(nn.Module):
     does not depend on learned tensors, so training and serving compute it in advance, cache and share it.
 
     Rarely overridden: `prepare` (before the first step), `after_epoch`, `finish`, `merge` (fold learned
-    tensors into a plain CLIP), `facts`, `state_shapes`, `backward`.
+    tensors into a plain CLIP), `learned_values`, `state_shapes`, `backward`.
 
     Parameters (created with `learn`) and buffers are what is learned and saved, and the only state that
     training may change. The backbone is not registered as a submodule, so neither `parameters()` nor a saved
@@ -231,7 +231,7 @@ class Method(nn.Module):
         """`config` with the values chosen in training, so that cross-validation folds do not choose again."""
         return self.config
 
-    def facts(self) -> dict[str, Any]:
+    def learned_values(self) -> dict[str, Any]:
         """Plain values to store with a run's metrics."""
         return {}
 

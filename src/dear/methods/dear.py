@@ -527,7 +527,7 @@ class DeAR(Method):
         """The weight of each of `voters` (alpha, without a focus); they sum to 1."""
         return dict(zip(self.voters, self.weights(self.v.detach().double()).tolist(), strict=True))
 
-    def facts(self) -> dict[str, Any]:
+    def learned_values(self) -> dict[str, Any]:
         """The fusion weights, and the weight of class directions relative to texts."""
         facts: dict[str, Any] = {"fusion_weights": self.fusion_weights()}
         if self.uses_directions:

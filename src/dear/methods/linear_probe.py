@@ -58,7 +58,7 @@ class LinearProbe(Method):
         self.strength = self.strength.new_tensor(strength)
         self.weight, self.bias = fit_logistic(features, labels, count, strength, offset)
 
-    def facts(self) -> dict[str, float]:
+    def learned_values(self) -> dict[str, float]:
         return {"C": float(self.strength)}
 
     def settled_config(self) -> LinearProbeConfig:

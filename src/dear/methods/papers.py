@@ -26,7 +26,7 @@ class Paper:
     recipe: dict[str, Any]  #: values that differ from the default training recipe
     presets: dict[str, str]  #: descriptions of the presets, the recommended one first
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 

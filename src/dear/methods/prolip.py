@@ -75,7 +75,7 @@ class ProLIP(Method):
         distance = (self.projection - self.clip.visual.projection_matrix()).square().sum()
         return Loss(ce + self.penalty * distance, {"ce": ce.detach(), "distance": distance.detach()})
 
-    def facts(self) -> dict[str, Any]:
+    def learned_values(self) -> dict[str, Any]:
         return {"penalty": float(self.penalty)}
 
     @torch.no_grad()

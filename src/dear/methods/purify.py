@@ -169,7 +169,7 @@ class Purify(Method):
             return {"history": (len(state["history"]), *self.history.shape[1:])}
         return {}
 
-    def facts(self) -> dict[str, Any]:
+    def learned_values(self) -> dict[str, Any]:
         return {"gates": [[round(g, 4) for g in row] for row in self.gates().detach().tolist()]}
 
     def merge(self) -> Clip:

@@ -92,7 +92,7 @@ class TipAdapter(Method):
             return 1.0
         return self.config.images * len(self.classes) / len(self.labels)
 
-    def facts(self) -> dict[str, Any]:
+    def learned_values(self) -> dict[str, Any]:
         return {"alpha": float(self.alpha), "beta": float(self.beta)}
 
     def settled_config(self) -> TipAdapterConfig:

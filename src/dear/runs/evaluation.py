@@ -34,7 +34,7 @@ class Rejection:
     unknown: int  #: images of no class
     share: float  #: the requested share of images of known classes that may be rejected
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return asdict(self)
 
@@ -114,7 +114,7 @@ class Evaluation:
             raise UsageError(f"mode must be one of {', '.join(self.answers)}, got {mode!r}")
         return mode
 
-    def report(self, mode: str | None = None) -> dict[str, Any]:
+    def to_dict(self, mode: str | None = None) -> dict[str, Any]:
         """Plain values for JSON: accuracy and per_class of one mode, and the accuracies of all."""
         mode = self.pick(mode)
         groups = self.per_group(mode)
@@ -130,9 +130,9 @@ class Evaluation:
             "modes": self.accuracy,
             **self.calibration_errors(mode),
             **worst,
-            **({} if self.tree is None else {"tree": self.tree[mode].report()}),
+            **({} if self.tree is None else {"tree": self.tree[mode].to_dict()}),
             **({"removed": self.removed} if self.removed else {}),
-            **({} if self.rejection is None else {"unknown": self.rejection.report()}),
+            **({} if self.rejection is None else {"unknown": self.rejection.to_dict()}),
         }
 
     def to_frame(self) -> pd.DataFrame:
@@ -149,12 +149,12 @@ class Evaluation:
         return f"<Evaluation: {len(self.labels)} images of {len(self.classes)} classes, {accuracies}>"
 
     def _repr_html_(self) -> str:
-        report = self.report()
-        facts = [f"accuracy {value:.1%} (mode {name})" for name, value in report["modes"].items()]
-        facts += [f"{report['images']} images", f"calibration error {report['ece']:.1%}"]
+        values = self.to_dict()
+        facts = [f"accuracy {value:.1%} (mode {name})" for name, value in values["modes"].items()]
+        facts += [f"{values['images']} images", f"calibration error {values['ece']:.1%}"]
         rows = "".join(
             f"<tr><td>{escape(name)}</td><td>{value:.1%}</td></tr>"
-            for name, value in report["per_class"].items()
+            for name, value in values["per_class"].items()
         )
         head = f"<p><b>{escape(self.title)}</b><br>{'; '.join(facts)}</p>"
         return f"{head}<table><tr><th>class</th><th>accuracy</th></tr>{rows}</table>"

@@ -93,7 +93,7 @@ class SeveralLabelsEvaluation(Evaluation):
                 bounds[name] = values[:, column].nanquantile(levels).tolist()
         return {name: (low, high) for name, (low, high) in bounds.items()}
 
-    def report(self, mode: str | None = None) -> dict[str, Any]:
+    def to_dict(self, mode: str | None = None) -> dict[str, Any]:
         """Plain values for JSON: mAP, F1, average precision per class with intervals, exact sets."""
         mode = self.pick(mode)
         bounds = self.intervals(mode)

@@ -144,7 +144,7 @@ class TreeFigures:
     named: tuple[float, ...]  #: share of images that are answered with a node of each level
     unnamed: float  #: share of images without a certain node
 
-    def report(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
         return {
             "levels": list(self.levels),

@@ -218,6 +218,6 @@ def role_bars(model: Model, raw: Sequence[Tensor]) -> list[dict[str, Any]]:
         except DearError as error:
             raise Refused(400, str(error)) from None
     return [
-        {"answer": answer, "against": other, "bars": [bar.facts() for bar in bars]}
+        {"answer": answer, "against": other, "bars": [bar.to_dict() for bar in bars]}
         for answer, other, bars in results
     ]

@@ -79,7 +79,7 @@ class EditTest:
             f"{self.accuracy_without:.1%} with the property removed."
         )
 
-    def report(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
         return {
             "images": self.images,

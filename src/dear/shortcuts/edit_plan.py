@@ -92,7 +92,7 @@ class EditPlan:
             return f"Removing {names} does little more than chance: {figures}, {control}."
         return f"Removal of {names} by {choice.way}: {figures}, {control}."
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         if self.choice is None:
             return {"way": self.way}

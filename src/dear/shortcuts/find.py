@@ -90,7 +90,7 @@ class Shortcut:
         score = f"separates them from all other images (score {self.score:.2f})"
         return f"Images of {self.class_name} {self.clause}: {self.title} alone {score}.{also}"
 
-    def report(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
         return {
             "class": self.class_name,

@@ -163,7 +163,7 @@ class RemovedConcepts:
             if choice.costly
         )
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "removed": self.removal.title,

@@ -68,7 +68,7 @@ class LabelCheck:
             table.writerow((each.key, each.label, each.suggestion, *figures))
         write_atomic(out, text.getvalue())
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         suspects = [{**asdict(each), "factor": each.factor} for each in self.suspects]
         return {"images": self.images, "checked": self.checked, "suspects": suspects}

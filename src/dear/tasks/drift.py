@@ -115,7 +115,7 @@ class Drift:
         """For notebooks."""
         return render("summary.html", verdict=self.verdict, tables=[self.table()])
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "drifted": self.drifted,

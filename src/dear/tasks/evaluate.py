@@ -108,8 +108,8 @@ def evaluate(
 
 
 def _add_to_metrics(run: PathLike, key: str, evaluation: Evaluation) -> None:
-    report = evaluation.report()
-    figures = {"accuracy": report["modes"], "images": report["images"], "ece": report["ece"]}
+    values = evaluation.to_dict()
+    figures = {"accuracy": values["modes"], "images": values["images"], "ece": values["ece"]}
     if isinstance(evaluation, SeveralLabelsEvaluation):
         figures["measure"] = MEAN_PRECISION
     try:

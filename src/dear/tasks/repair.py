@@ -65,7 +65,7 @@ class Comparison:
         keys = self.random[0] if self.random else ()
         return {key: sum(draw[key] for draw in self.random) / len(self.random) for key in keys}
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "untouched": self.untouched,
@@ -151,10 +151,10 @@ class _Test:
     def figures(self, model: Model) -> tuple[dict[str, float], Tensor]:
         """Accuracy, worst group, per edit the share of answers that it moves to the class; answers."""
         evaluated = model.evaluate(self.images)
-        report = evaluated.report()
-        figures = {"accuracy": report["accuracy"]}
-        if "worst_group" in report:
-            figures["worst_group"] = report["worst_group"]["accuracy"]
+        values = evaluated.to_dict()
+        figures = {"accuracy": values["accuracy"]}
+        if "worst_group" in values:
+            figures["worst_group"] = values["worst_group"]["accuracy"]
         predict = label_predictor(model, self.classes)
         for one in self.edited:
             figures[f"{PREDICTED}{one.shortcut.class_name}"] = max(0.0, causal_test(one, predict).extra)
@@ -231,14 +231,14 @@ class Repaired:
         """For notebooks."""
         return render("summary.html", verdict=self.verdict, tables=self._tables())
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        facts = {} if self.removed_concepts is None else self.removed_concepts.facts()
+        values = {} if self.removed_concepts is None else self.removed_concepts.to_dict()
         if self.edits is not None:
-            choices = {**facts.get("choices", {}), ", ".join(self.edits.kinds): self.edits.facts()}
-            facts = {**facts, "choices": choices, "notices": list(self.notices)}
-        compared = {} if self.comparison is None else self.comparison.report()
-        return {**facts, "removed": self.title, **compared}
+            choices = {**values.get("choices", {}), ", ".join(self.edits.kinds): self.edits.to_dict()}
+            values = {**values, "choices": choices, "notices": list(self.notices)}
+        compared = {} if self.comparison is None else self.comparison.to_dict()
+        return {**values, "removed": self.title, **compared}
 
 
 def repair(

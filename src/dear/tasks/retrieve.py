@@ -122,7 +122,7 @@ class Retrieval(Sequence[Match]):
             for name, sheet in self.sheets().items()
         )
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         attributes = {
             match.attribute: [{"image": key, "cosine": cosine} for key, cosine in match.pairs]

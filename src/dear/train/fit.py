@@ -72,9 +72,9 @@ def fit(
         views=views.subset(rows) if views is not None and repeats else views,
         units=None if units is None else units[rows],
     )
-    facts = {} if job.duplicates is None else {"duplicates": job.duplicates.facts()}
+    facts = {} if job.duplicates is None else {"duplicates": job.duplicates.to_dict()}
     if job.pool is not None:
-        facts["unlabeled"] = job.pool.facts()
+        facts["unlabeled"] = job.pool.to_dict()
     if facts:
         trained.metrics.update(facts)
         if trained.path is not None:

@@ -109,7 +109,7 @@ def train(
             "trained": datetime.now(UTC).isoformat(timespec="seconds"),
             "trainable_parameters": method.learned_parameters,
             "loss": loop.lines[-1] if loop.lines else None,
-            **plain(method.facts()),
+            **plain(method.learned_values()),
         }
         model = Model(method, spec=spec, metrics=metrics, lines=loop.lines, path=run.folder)
         run.finish(model)

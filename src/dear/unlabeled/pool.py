@@ -131,7 +131,7 @@ class Comparison:
         """Standard error of `gain`, at least that of one answer that changed."""
         return math.sqrt(max(1, self.gained + self.lost)) / self.images if self.images else math.inf
 
-    def facts(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float]:
         """Accuracies and the standard error of their difference, for JSON; empty where none was held out."""
         if not self.images:
             return {}

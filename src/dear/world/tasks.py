@@ -43,7 +43,7 @@ class WorldTask:
     clash: bool = False  #: whether patterns have the tones of another color
     #: a value that each class has in training (`dear.world.shortcuts`)
     shortcut: PlantedShortcut | None = None
-    multilabel: bool = False  #: whether an image shows several of the classes
+    several: bool = False  #: whether an image shows several of the classes
 
 
 def _classes(*names: str, factors: str = "subject") -> tuple[tuple[str, ...], tuple[Meaning, ...]]:
@@ -131,7 +131,7 @@ ATTRIBUTES: Final = WorldTask(
     "a photo of something {}.",
     tuple(name for names, _ in _ATTRIBUTES for name in names),
     tuple(meaning for _, meanings in _ATTRIBUTES for meaning in meanings),
-    (F.SHAPE,), worn, 0.5, train=12, test=20, multilabel=True,
+    (F.SHAPE,), worn, 0.5, train=12, test=20, several=True,
 )  # fmt: skip
 
 

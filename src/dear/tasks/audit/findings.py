@@ -82,7 +82,7 @@ class PropertyFinding:
         reason = words.get(self.verdict, "Too few held-out images to tell whether the model uses it")
         return f"{first} {reason}: {self.test.sentence}"
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "kind": "property",
@@ -90,8 +90,8 @@ class PropertyFinding:
             "verdict": self.verdict,
             "suspected": self.suspected,
             "sentence": self.sentence,
-            **self.shortcut.report(),
-            "edits": None if self.test is None else self.test.report(),
+            **self.shortcut.to_dict(),
+            "edits": None if self.test is None else self.test.to_dict(),
         }
 
 
@@ -131,7 +131,7 @@ class ConceptFinding:
         """How closely it is associated with the labels, for sorting."""
         return self.association.excess
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         about, used = self.association, self.reliance
         return {

@@ -60,11 +60,11 @@ class ImageCheck:
             f"{one.score:.2f}, at least {self.search.closest_limit:.2f} is required)."
         )
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         closest = self.search.closest
         return {
-            "closest": None if closest is None else closest.report(),
+            "closest": None if closest is None else closest.to_dict(),
             "duplicates": [asdict(pair) for pair in self.duplicates],
             "test_images_compared": self.compared,
             "classes_with_too_few_images": list(self.too_few),

@@ -101,7 +101,7 @@ class Audit:
         command = f"dear repair {shlex.quote(self.run)} --without {names}{weights} --out {target}"
         return {"Train the same model without it, and compare:": command}
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         worst = self.worst_group
         return {
@@ -113,8 +113,8 @@ class Audit:
             "method": None if self.model is None else self.model.method.name,
             "verdict": self.verdict,
             "suspected": [one.name for one in self.suspects],
-            "findings": [one.report() for one in self.findings],
-            **({} if self.check is None else self.check.report()),
+            "findings": [one.to_dict() for one in self.findings],
+            **({} if self.check is None else self.check.to_dict()),
             **({} if worst is None else {"worst_group": {"group": worst[0], "accuracy": worst[1]}}),
             "next": list(self.next_steps.values()),
         }

@@ -116,7 +116,7 @@ def audit(
         >>> audit(data="photos/").to_frame()                       # doctest: +SKIP
         >>> audit("run", concept="background: lab bench, outdoors").write_page("audit.html")  # doctest: +SKIP
     """
-    report = progress or silent
+    progress = progress or silent
     concepts = tuple(find_concept(text) for text in ([concept] if isinstance(concept, str) else concept))
     folders = [examples] if isinstance(examples, str | os.PathLike) else list(examples)
     if shots < 0:
@@ -146,14 +146,14 @@ def audit(
     if model is None and backbone is None and not _is_world(images):
         if concepts or folders:
             raise UsageError("concepts are measured with a backbone; name one", hint="backbone")
-        result = _with_properties(Audit((), images, held_out=held_out), None, settings, report)
+        result = _with_properties(Audit((), images, held_out=held_out), None, settings, progress)
     else:
         clip = load_backbone(backbone, device) if model is None else model.clip
         _estimate(clip, images, held_out, model)
-        result = _audit_concepts(images, held_out, clip, model, settings, report)
+        result = _audit_concepts(images, held_out, clip, model, settings, progress)
     result = replace(result, run=_name(run), data=_name(data), backbone=_name(backbone))
     if out is not None:
-        result.write_page(out, report)
+        result.write_page(out, progress)
     return result
 
 

@@ -74,7 +74,7 @@ class Choice:
             text += f" Use {self.pick_for_new.title} if you will add classes later."
         return text
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "pick": self.pick.method,

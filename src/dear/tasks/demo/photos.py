@@ -72,8 +72,8 @@ class PhotoDemo:
             "backbone": self.backbone,
             "seconds": dict(self.seconds),
             "accuracy": {name: run.trained.accuracies() for name, run in self.runs.items()},
-            "audit": self.audit.report(),
-            "explained": self.explained.facts(),
+            "audit": self.audit.to_dict(),
+            "explained": self.explained.to_dict(),
             "roles": {"counts": self.roles.counts(), "caveat": self.roles.caveat()},
         }
 

@@ -73,7 +73,7 @@ class SetExplanation:
         answer = int(self.answers[place])
         return "missed" if answer == MISSED else self.classes[answer]
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         rows: dict[str, dict[str, dict[str, float]]] = {}
         for name, right, _, mixture in self.mixtures():

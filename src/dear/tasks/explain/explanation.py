@@ -66,7 +66,7 @@ class Bar:
             UNKNOWN: "the comparison with training images, which cannot be decomposed",
         }.get(self.name, f"the {self.name[:1].lower()}{self.name[1:]}")
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         values = {"answer": round(self.answer, 6), "against": round(self.other, 6)}
         return {"name": self.name, "kind": self.kind, **values}
@@ -96,7 +96,7 @@ class Counterfactual:
     value: str = ""  #: of a concept: the word nearest to the image
     heads: int = 0  #: number of heads left out
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         value: dict[str, Any] = {"value": self.value} if self.value else {}
         return {
@@ -199,7 +199,7 @@ class Explanation:
             f"({concept.probability:.1%})."
         )
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the maps."""
         return {
             "image": self.image,
@@ -210,7 +210,7 @@ class Explanation:
             "scores": [round(score, 6) for score in self.scores],
             "lead": round(self.lead, 6),
             "sentence": self.sentence,
-            "bars": [bar.facts() for bar in self.bars],
+            "bars": [bar.to_dict() for bar in self.bars],
             "heads": [
                 {
                     "layer": h.layer,
@@ -222,8 +222,8 @@ class Explanation:
                 }
                 for h in self.heads
             ],
-            "without_heads": [one.facts() for one in self.without_heads],
-            "without_concepts": [one.facts() for one in self.without_concepts],
+            "without_heads": [one.to_dict() for one in self.without_heads],
+            "without_concepts": [one.to_dict() for one in self.without_concepts],
             "exact_share": round(self.exact, 4),
             "notices": list(self.notices),
         }
@@ -263,9 +263,9 @@ class Explanations(Sequence[Explanation]):
         """What a reader should know, each once."""
         return tuple(dict.fromkeys(notice for one in self for notice in one.notices))
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the maps."""
-        return {"images": [one.facts() for one in self]}
+        return {"images": [one.to_dict() for one in self]}
 
     def to_frame(self) -> pd.DataFrame:
         """One row per image and part: its share of both scores and of the lead. Needs pandas."""

@@ -72,7 +72,7 @@ class Imported:
     labels: dict[str, str]  #: class name by path of the table, those it had before included
     classes: tuple[str, ...]  #: in the order in which they appeared
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {"added": self.added, "labels": len(self.labels), "classes": list(self.classes)}
 

@@ -61,7 +61,7 @@ class NextLabels:
         first = f", the first {self.choices[0].path!r}" if self.choices else ""
         return f"<NextLabels: {len(self.choices)} images{first}>"
 
-    def report(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         choices = [asdict(choice) for choice in self.choices]
         return {"images": len(choices), "classes": list(self.classes), "choices": choices}

@@ -56,7 +56,7 @@ def examine(
         why = f"not measured: {method.title} answers with the classes that it was trained on only"
     else:
         new = _new_classes(model, new_images, mode, total, among_all)
-    weights = method.facts().get("fusion_weights", {})
+    weights = method.learned_values().get("fusion_weights", {})
     gates = dict(method.named_buffers()).get("history")
     return RunFacts(
         method=method.title,

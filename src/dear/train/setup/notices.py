@@ -30,7 +30,7 @@ def image_notices(images: ImageSet, balance: bool) -> list[str]:
     if fewest < FEW:
         rare = images.classes[sizes.index(fewest)]
         notices.append(
-            f"{sum(n < FEW for n in sizes)} of {len(sizes)} classes with fewer than {FEW} images "
+            f"{sum(n < FEW for n in sizes)} of {len(sizes)} classes have fewer than {FEW} images "
             f"({rare!r} has {fewest}): accuracy will depend on which images these are; 16 or more per class "
             "are better"
         )

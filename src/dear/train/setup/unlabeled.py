@@ -103,7 +103,7 @@ class Pool:
             return f"{skipped}: {measured}"
         return f"{start}: {measured}"
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For `metrics.json`."""
         cross, teacher = self.comparison, self.teacher
         facts: dict[str, Any] = {
@@ -117,7 +117,7 @@ class Pool:
             "nearness": {"median": round(self.nearness[0], 4), "limit": round(self.nearness[1], 4)},
         }
         if cross.images:
-            facts["cross_validation"] = {"by": "method" if self.by_method else "probe", **cross.facts()}
+            facts["cross_validation"] = {"by": "method" if self.by_method else "probe", **cross.to_dict()}
         if teacher is not None:
             classes, labels = teacher.images.classes, teacher.images.labels
             counts = torch.bincount(labels, minlength=len(classes)).tolist()
