@@ -6,8 +6,8 @@
 On a GPU: a random CLIP of the ViT-B/16 size; the step is DeAR's with the preset `paper`. With `--compiled`,
 `torch.compile` of `Block.forward` replaces the Triton kernels in one of the ways. On a CPU: `mini`, or
 `--backbone`. The ways of one row take turns and medians count; `gain` is the time without the mechanism
-divided by the time with all of them. On a CPU the time is that of the processor, except for reading ahead,
-which saves waiting.
+divided by the time with all of them. On a CPU the time is that of the processor, except for reading ahead
+and logistic regression, where it is that of waiting.
 """
 
 from __future__ import annotations
@@ -240,23 +240,58 @@ print(time.process_time() - began)
 """
 
 
+FIT = """
+import sys, time
+from contextlib import nullcontext
+from unittest import mock
+import threadpoolctl
+import torch
+from dear.methods.logistic import fit_logistic
+generator = torch.Generator().manual_seed(0)
+features = torch.nn.functional.normalize(torch.randn(104, 384, generator=generator) + 0.5, dim=1)
+labels = torch.arange(104) % 8
+if sys.argv[1] == "plain":
+    threadpoolctl.threadpool_limits = lambda *_, **__: nullcontext()
+fit_logistic(features, labels, 8, 100.0)
+began = time.perf_counter()
+for _ in range(5):
+    fit_logistic(features, labels, 8, 100.0)
+print(time.perf_counter() - began)
+"""
+
+
 def memory_rows(files: list[Path], repeats: int) -> list[Any]:
-    """Rows for reading files for the decoder of a GPU, each way in a new process: it lasts until the end."""
+    """Rows for reading files for the decoder of a GPU."""
+    work = {"work": "JPEG files to memory", "batch": 0, "classes": 0}
+    return process_rows(work, "freed memory kept", READ, 8 * len(files), repeats, str(files[0].parent))
+
+
+def fit_rows(repeats: int) -> list[Any]:
+    """Rows for a logistic regression with all cores, in waiting time."""
+    work = {"work": "logistic regression", "batch": 104, "classes": 8}
+    return process_rows(work, "one thread for BLAS", FIT, 5, repeats)
+
+
+def process_rows(
+    work: Mapping[str, Any], mechanism: str, code: str, items: int, repeats: int, *arguments: str
+) -> list[Any]:
+    """Rows of two ways that take turns, each in a new process, because they last until its end."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     seconds: dict[str, list[float]] = {"keep": [], "plain": []}
     for _ in range(repeats):
         for way, times in seconds.items():
-            command = [sys.executable, "-c", READ, way, str(files[0].parent)]
-            times.append(float(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+            command = [sys.executable, "-c", code, way, *arguments]
+            printed = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+            times.append(float(printed.stdout))
     kept, plain = (sorted(times)[len(times) // 2] for times in seconds.values())
-    work = {"work": "JPEG files to memory", "batch": 0, "classes": 0}
     return [
         {
             **work,
             "without": name,
-            "ms": round(1000 * value / 8 / len(files), 4),
+            "ms": round(1000 * value / items, 4),
             "gain": round(value / kept, 3),
         }
-        for name, value in ((ALL, kept), ("freed memory kept", plain))
+        for name, value in ((ALL, kept), (mechanism, plain))
     ]
 
 
@@ -296,6 +331,7 @@ def main() -> None:
             with folder_of_run(clip, options.backbone) as works:
                 note(rows_of(works, 1, {"work": "load a run", **where}, 5, **timing))
             note(memory_rows(files, 3))
+            note(fit_rows(3))
         where = {"work": "image files to features", "batch": 0, "classes": 0}
         note(rows_of(reading_ways(clip, files), len(files), where, 5, warm_up=1, clock=timer))
 

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dear.utils.lbfgs import minimize_lbfgs
+
 _LEAST_IMAGES = 2  # of a class, to choose its threshold
 
 
@@ -26,8 +28,6 @@ def fit_sigmoids(logits: Tensor, targets: Tensor) -> tuple[float, Tensor]:
     >>> bool((logits / temperature + biases).sigmoid()[0, 0] > 0.9)
     True
     """
-    from scipy.optimize import minimize
-
     z = logits.double().cpu()
     spread = z.std().clamp(min=1e-6)
     z = (z - z.mean(dim=0)) / spread
@@ -46,7 +46,7 @@ def fit_sigmoids(logits: Tensor, targets: Tensor) -> tuple[float, Tensor]:
     shares = positive.add(0.5) / (len(truth) + 1)
     start = torch.cat([torch.zeros(1), (shares / (1 - shares)).log()]).double().numpy()
     bounds = [(math.log(1e-3), math.log(1e3)), *[(-30.0, 30.0)] * len(positive)]
-    solution = torch.from_numpy(minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x)
+    solution = torch.from_numpy(minimize_lbfgs(loss, start, bounds))
     inverse = solution[0].exp() / spread
     return float(1 / inverse), solution[1:] - logits.double().cpu().mean(dim=0) * inverse
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from dear.data.folds import IntArray, feature_folds
 from dear.data.images import main_labels
 from dear.methods.tensors import indicators
+from dear.utils.lbfgs import minimize_lbfgs
 
 STRENGTHS = (10.0, 100.0, 1000.0)  #: candidates for C
 DEFAULT_STRENGTH = 100.0  #: C if too few images can be held out
@@ -35,8 +36,6 @@ def fit_logistic(
     Features are [n, W], labels [n] or [n, C]; `offset` [n, C] is added to the logits; `start` is the initial
     weight and bias, by default 0.
     """
-    from scipy.optimize import minimize
-
     shape, count, dtype = (classes, features.shape[1] + 1), len(features), features.dtype
     # In float32 the search stops far from the minimum, at a point that depends on the order of the images.
     features = features.double()
@@ -60,10 +59,9 @@ def fit_logistic(
         return float(total) / count, gradient.cpu().numpy().ravel()
 
     with torch.no_grad():
-        limits = {"maxiter": _MAX_STEPS, "gtol": _GRADIENT_TOLERANCE, "ftol": 1e-12}
         point = initial.double().cpu().numpy().ravel()
-        result = minimize(loss, point, jac=True, method="L-BFGS-B", options=limits)
-    weight = torch.from_numpy(result.x.reshape(shape)).to(features.device, dtype)  # [C, W + 1], the bias last
+        point = minimize_lbfgs(loss, point, maxiter=_MAX_STEPS, gtol=_GRADIENT_TOLERANCE, ftol=1e-12)
+    weight = torch.from_numpy(point.reshape(shape)).to(features.device, dtype)  # [C, W + 1], the bias last
     return weight[:, :-1].contiguous(), weight[:, -1].contiguous()
 
 

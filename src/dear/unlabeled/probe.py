@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dear.errors import InputError
 from dear.unlabeled.graph import centered_unit, choose_graph, propagate_labels
+from dear.utils.lbfgs import minimize_lbfgs
 
 UNLABELED = -1  #: label of an image without one, as in scikit-learn
 ROUNDS = 4
@@ -103,8 +104,6 @@ def fit_probe(
     Raises:
         InputError: there is no image.
     """
-    from scipy.optimize import minimize
-
     if not len(features):
         raise InputError("fit_probe needs at least 1 image, got 0")
     inputs, scores = probe_inputs(features, mean, texts)
@@ -131,10 +130,9 @@ def fit_probe(
     if start is not None:
         flat = [start.weight.flatten(), start.bias, start.bias.new_tensor([start.text_weight])]
         point = torch.cat(flat).double().cpu().numpy()
-    options = {"maxiter": _ITERATIONS if start is None else _REFIT_ITERATIONS, "gtol": 1e-5, "ftol": 1e-8}
+    steps = _ITERATIONS if start is None else _REFIT_ITERATIONS
     with torch.no_grad():
-        result = minimize(loss, point, jac=True, method="L-BFGS-B", options=options)
-        weight, bias, text_weight = unpack(result.x)
+        weight, bias, text_weight = unpack(minimize_lbfgs(loss, point, maxiter=steps, gtol=1e-5, ftol=1e-8))
     return Probe(mean, weight.clone(), bias.clone(), float(text_weight), texts)
 
 
