@@ -20,7 +20,9 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DEAR_KERNELS", raising=False)
 
 
-@pytest.mark.parametrize("shape", [(24,), (1, 24), (5, 24), (0, 24), (2, 3, 24), (2, 0, 24), (2, 3, 4, 24)])
+@pytest.mark.parametrize(
+    "shape", [(24,), (5, 24), (0, 24), (64, 24), (2, 160, 24), (2, 0, 24), (2, 83, 4, 24)]
+)
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_products_equal_those_in_float64(shape: tuple[int, ...], with_bias: bool) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -36,12 +38,12 @@ def test_products_equal_those_in_float64(shape: tuple[int, ...], with_bias: bool
 @torch.no_grad()
 def test_strides_of_every_argument_are_respected() -> None:
     generator = torch.Generator().manual_seed(2)
-    x = torch.randn(24, 5, generator=generator).T
+    x = torch.randn(24, 70, generator=generator).T
     weight = torch.randn(24, 7, generator=generator).T
     bias = torch.randn(14, generator=generator)[::2]
     expected = F.linear(x.double(), weight.double(), bias.double())
     torch.testing.assert_close(cpu.linear(x, weight, bias).double(), expected, rtol=0, atol=1e-5)
-    repeated = torch.ones(1, 24).expand(5, 24)
+    repeated = torch.ones(1, 24).expand(70, 24)
     torch.testing.assert_close(cpu.linear(repeated, weight, None), F.linear(repeated, weight))
 
 
@@ -51,6 +53,15 @@ def test_gradients_do_not_depend_on_it() -> None:
         torch.autograd.grad(product(x, weight, None).sum(), x)[0] for product in (cpu.linear, F.linear)
     ]
     assert torch.equal(*gradients)
+
+
+def test_it_sees_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, convert = set(), torch.Tensor.to_mkldnn
+    monkeypatch.setattr(torch.Tensor, "to_mkldnn", lambda x: seen.add(len(x)) or convert(x))
+    with torch.no_grad():
+        for rows in range(0, 6000, 3):
+            cpu.linear(torch.ones(rows, 8), torch.ones(4, 8), None)
+    assert len(seen) < 60  # it keeps half a megabyte for each
 
 
 def test_towers_use_it_unless_it_is_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
