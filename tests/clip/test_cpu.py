@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "_onednn_is_faster", lambda: True)  # whatever the processor
+    monkeypatch.setattr(cpu, "_MIN_WORK", 0)
     monkeypatch.delenv("DEAR_KERNELS", raising=False)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dear.utils.memory import reuse_freed_memory
 
+_MIN_WORK = 1 << 22  # multiplications of a product; smaller ones gain less than the conversions cost
 _MAX_ROWS = 2048  # of a product by oneDNN
 
 
@@ -59,6 +60,7 @@ def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()  # exported models use standard operations
+        and x.numel() * len(weight) >= _MIN_WORK
         and _onednn_is_faster()
         and os.environ.get("DEAR_KERNELS") != "0"
     )
