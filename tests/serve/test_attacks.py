@@ -135,7 +135,7 @@ def test_a_decoder_that_hardly_gets_processor_time_costs_no_image_its_answer():
     """Of one core, a busy neighbor takes nearly all; the deadline counts what the decoder itself used."""
     core = min(os.sched_getaffinity(0))
     pin = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
-    content = encoded(Image.effect_noise((1500, 1000), 60).convert("RGB"), "JPEG")
+    content = encoded(Image.effect_noise((2400, 1600), 60).convert("RGB"), "JPEG")
     decoder = Decoder(1, Decoding(24, Limits(decode_seconds=0.5, decode_wall_seconds=300)))
     neighbor = subprocess.Popen([sys.executable, "-c", pin])
     try:
