@@ -67,23 +67,22 @@ def main() -> None:
         turns=9,
         csv=Path,
     )
-    trees = {root: Tree(root, options.device, options.shape) for root in (HERE, options.base)}
+    trees = [Tree(root, options.device, options.shape) for root in (HERE, options.base)]
     works = [f"step {batch} {classes}" for batch, classes in product(options.batch, options.classes)]
     works += [f"inference {batch}" for batch in options.inference]
     for work in works:
-        for tree in trees.values():
+        for tree in trees:
             tree.ask(work)
-        seconds: dict[Path, list[float]] = {root: [] for root in trees}
+        seconds: list[list[float]] = [[], []]
         for turn in range(options.turns):
-            order = list(trees) if turn % 2 else list(trees)[::-1]
-            for root in order:
-                seconds[root].append(trees[root].ask(f"time {options.repeats}"))
-        ours, base = (statistics.median(times) for times in seconds.values())
+            for at in (0, 1) if turn % 2 else (1, 0):
+                seconds[at].append(trees[at].ask(f"time {options.repeats}"))
+        ours, base = (statistics.median(times) for times in seconds)
         kind, batch, *classes = work.split()
         row = {"shape": options.shape, "work": kind, "batch": batch, "classes": (classes or ["50"])[0]}
         row |= {"ms": f"{1000 * ours:.3f}", "base_ms": f"{1000 * base:.3f}", "ratio": f"{ours / base:.3f}"}
         record(options.csv, [row], options.device)
-    for tree in trees.values():
+    for tree in trees:
         tree.close()
 
 

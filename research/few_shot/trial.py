@@ -154,8 +154,9 @@ class Split(DeAR):
         loss = super().loss_from_frozen(frozen, labels, domains)
         if not self.pull:
             return loss
-        assert self.distance is not None
-        return Loss(loss.total + self.pull * self.distance, loss.parts)
+        distance, self.distance = self.distance, None  # a graph that is kept spoils the recording of a step
+        assert distance is not None
+        return Loss(loss.total + self.pull * distance, loss.parts)
 
 
 class EarlyStart(DeAR):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from recorded import batch, gradients, model
 from tiny import LEARNING, SMALL, Colors, mixed_roles, tiny_clip
+from torch import Tensor
 
-from dear.methods import METHODS, Method, build_method
+from dear.clip.gpu import Recorder
+from dear.methods import METHODS, DeAR, Method, build_method
+from dear.methods.frozen import Frozen, Loss
 from dear.runs.folder import load_run
 from dear.runs.model import Model
 from dear.runs.recipe import Recipe
@@ -93,6 +97,49 @@ def test_a_replayed_step_trains_as_an_ordinary_one(name: str) -> None:
         states.append(method.adapter_state())
     for key, tensor in states[0].items():
         torch.testing.assert_close(tensor, states[1][key], rtol=1e-2, atol=1e-3, msg=key)
+
+
+class Waiting(DeAR):
+    """DeAR with a loss that waits for the GPU, which no recording can."""
+
+    def loss_from_frozen(self, frozen: Frozen, labels: Tensor, domains: Tensor | None = None) -> Loss:
+        """As in DeAR."""
+        loss = super().loss_from_frozen(frozen, labels, domains)
+        assert loss.total.item() > 0
+        return loss
+
+
+def test_a_step_that_cannot_be_recorded_trains_unrecorded_and_spoils_nothing_after_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    states = []
+    for kind, replay in ((DeAR, True), (Waiting, True), (Waiting, False), (DeAR, True)):
+        method = kind(tiny_clip(dtype=torch.float32).to("cuda"), Colors().classes, roles=mixed_roles())
+        torch.cuda.manual_seed(0)
+        before = torch.cuda.get_rng_state()
+        train(method, Colors(), Recipe(epochs=20, batch=4, lr=1e-3, replay=replay, precision="float32"))
+        torch.cuda.set_rng_state(before)  # refused while a recording goes on
+        assert torch.isfinite(torch.randn(3, device="cuda")).all()
+        states.append(method.adapter_state())
+    assert caplog.text.count("cannot be recorded") == 1
+    for state in states[1:]:
+        for key, tensor in state.items():
+            torch.testing.assert_close(tensor, states[0][key], rtol=1e-2, atol=1e-3, msg=key)
+
+
+def test_a_function_that_cannot_be_recorded_answers_unrecorded() -> None:
+    def waiting(x: Tensor) -> tuple[Tensor]:
+        return (x * x.max().item(),)
+
+    recorder, x = Recorder(), torch.rand(3, 4, device="cuda")
+    with torch.no_grad(), recorder.record_immediately(), pytest.warns(UserWarning, match="unrecorded"):
+        first = recorder("waiting", waiting, x)
+    assert torch.equal(first[0], waiting(x)[0])
+    assert torch.isfinite(torch.randn(3, device="cuda")).all()
+    with torch.no_grad(), recorder.record_immediately(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        doubled = recorder("double", lambda x: (2 * x,), x)
+    assert torch.equal(doubled[0], 2 * x)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -75,7 +75,10 @@ class Recording(Generic[Result]):
                 function(*self.inputs)
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode=error_mode):
+        with (
+            _random_numbers_survive(),
+            torch.cuda.graph(self.graph, pool=pool, capture_error_mode=error_mode),
+        ):
             self.results = function(*self.inputs)
 
     def __call__(self, inputs: Inputs) -> Result:
@@ -85,6 +88,25 @@ class Recording(Generic[Result]):
                 recorded[: len(tensor)].copy_(tensor)
         self.graph.replay()
         return self.results
+
+
+@contextmanager
+def _random_numbers_survive() -> Iterator[None]:
+    """If recording fails in this block, the GPU's random numbers go on, and the error is the first one.
+
+    PyTorch leaves the generator within the recording, where it refuses to draw or to be set, and reports
+    that the recording could not end instead of why.
+    """
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.get_state()
+    try:
+        yield
+    except RuntimeError as error:
+        renewed = torch.Generator(generator.device)
+        renewed.set_state(before)
+        generator.graphsafe_set_state(renewed.graphsafe_get_state())
+        first = error.__context__
+        raise (first if isinstance(first, RuntimeError) else error) from None
 
 
 class Recorder:
@@ -189,6 +211,7 @@ class Recorder:
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # an operation that cannot be recorded
+                self._pool = None  # PyTorch takes no other recording into the pool of a failed one
                 warnings.warn(
                     f"inference runs unrecorded, and slower in small batches: {error}", stacklevel=2
                 )
