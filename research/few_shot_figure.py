@@ -22,6 +22,9 @@ METHODS = {
     "dear@quick": ("DeAR (quick)", "#7aa7f0", 1.4),
     "mmrl": ("MMRL", "#b3541e", 1.6),
     "promptsrc": ("PromptSRC", "#2e7d32", 1.6),
+    "maple": ("MaPLe", "#e07b39", 1.4),
+    "skip-tuning": ("SkipTuning", "#4aa3a2", 1.4),
+    "clip-lora": ("CLIP-LoRA", "#a23b72", 1.4),
     "coop": ("CoOp", "#8a8f98", 1.4),
     "proker": ("ProKeR", "#8e44ad", 1.4),
     "tip-adapter-f": ("Tip-Adapter-F", "#c2a000", 1.4),
@@ -86,23 +89,24 @@ def main() -> None:
     panels = [(PHOTOS, "Mean of four photo datasets"), (WORLD, "Mean of six world tasks")]
     panels += [([name], name + (" *" if name in DEVELOPMENT else "")) for name in (*PHOTOS, *WORLD)]
     lines = -(-len(panels) // COLUMNS)
-    width, height = COLUMNS * WIDTH + GAP, lines * HEIGHT + 70
+    width, height = COLUMNS * WIDTH + GAP, lines * HEIGHT + 90
     parts = [
         panel(rows, datasets, title, LEFT + number % COLUMNS * WIDTH, TOP + number // COLUMNS * HEIGHT)
         for number, (datasets, title) in enumerate(panels)
     ]
-    x = LEFT
+    x, y = LEFT, lines * HEIGHT + 22
     present = set(rows.method)
     for method, (title, color, stroke) in METHODS.items():
         if method in present:
-            y = lines * HEIGHT + 22
+            if x + 38 + 7 * len(title) > width:
+                x, y = LEFT, y + 20
             parts.append(f'<path d="M{x} {y - 4}h18" stroke="{color}" stroke-width="{stroke}"/>')
             parts.append(f'<text x="{x + 23}" y="{y}">{title}</text>')
             x += 38 + 7 * len(title)
     note = (
         "Accuracy in percent by images per class, three seeds. * Settings of DeAR were chosen on these sets."
     )
-    parts.append(f'<text x="{LEFT}" y="{lines * HEIGHT + 48}">{note}</text>')
+    parts.append(f'<text x="{LEFT}" y="{y + 26}">{note}</text>')
     style = "text{font:12px system-ui,sans-serif;fill:#24292f}.t{font-weight:600}"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
     frame = f'<rect width="{width}" height="{height}" fill="#fff"/>'

@@ -54,7 +54,8 @@ GRID_NOTE = (
 )
 TRIALS_NOTE = (
     " Variants were measured with the recipe of run 5, `dear[variant=rate10]`, in which lambda learns more slowly: compare with "
-    "that row. `m7`, `late`, and `m8-late` were measured with the present recipe: compare with `dear`."
+    "that row. Those of runs 11 and 13 (`m7`, `m8`, `late`, `late-only`, `m7-late`, `m8-late`, `plain`, `pulled`, `halves`) were "
+    "measured with the present recipe: compare with `dear`."
 )
 USUAL_MODE = "(mode in ('default', 'auto') or (mode == 'fused' and method.str.startswith('dear')))"
 DEVELOPMENT = ("world:textures", "world:scenes", "DescribableTextures", "Caltech101")
@@ -545,10 +546,28 @@ TABLES: dict[str, tuple[str, tuple[Table, ...]]] = {
                 ("batch", "classes"), ("ms",), "step",
             ),
             Table(
+                "This version compared with 0.1.0 on a GPU", f"{BENCHMARKS}/against.csv",
+                "python benchmarks/against.py --base build/base --device cuda",
+                ("shape", "work", "batch", "classes"), ("ms", "base_ms", "ratio"), where="machine.str.contains('NVIDIA')",
+                note="A step of DeAR (preset `paper`) and its answers to a batch.",
+            ),
+            Table(
                 "This version compared with 0.1.0 on a CPU", f"{BENCHMARKS}/against.csv",
                 "OMP_NUM_THREADS=1 python benchmarks/against.py --base build/base --device cpu --shape mini --classes 10",
-                ("shape", "work", "batch", "classes"), ("ms", "base_ms", "ratio"),
+                ("shape", "work", "batch", "classes"), ("ms", "base_ms", "ratio"), where="not machine.str.contains('NVIDIA')",
                 note="Processor time of a step of DeAR and of its answers to a batch; 0.1.0 used private operations of PyTorch.",
+            ),
+            Table(
+                "Mechanisms on a GPU, each switched off alone", f"{BENCHMARKS}/mechanisms.csv",
+                "python benchmarks/mechanisms.py --device cuda --compiled --repeats 5",
+                ("work", "batch", "classes", "without"), ("ms", "gain"), where="machine.str.contains('NVIDIA')",
+                note="`gain`: the time without the mechanism divided by that with all of them. What each is: "
+                "[performance](../performance.md#where-the-speed-comes-from).",
+            ),
+            Table(
+                "Mechanisms on a CPU, each switched off alone", f"{BENCHMARKS}/mechanisms.csv",
+                "OMP_NUM_THREADS=1 python benchmarks/mechanisms.py --device cpu --files 128",
+                ("work", "batch", "classes", "without"), ("ms", "gain"), where="not machine.str.contains('NVIDIA')",
             ),
             Table(
                 "Training step on a CPU, ms", f"{BENCHMARKS}/step_cpu.csv",
