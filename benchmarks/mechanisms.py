@@ -7,7 +7,7 @@ On a GPU: a random CLIP of the ViT-B/16 size; the step is DeAR's with the preset
 `torch.compile` of `Block.forward` replaces the Triton kernels in one of the ways. On a CPU: `mini`, or
 `--backbone`. The ways of one row take turns and medians count; `gain` is the time without the mechanism
 divided by the time with all of them. On a CPU the time is that of the processor, except for reading ahead
-and logistic regression, where it is that of waiting.
+and what uses all cores, where it is that of waiting.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from dear.runs.model import Model
 from dear.runs.recipe import Recipe
 from dear.train.frozen import FrozenViews
 from dear.train.run import train
+from dear.utils.parallel import usable_cores
 
 FORWARD = Block.forward
 ALL = "all mechanisms"
@@ -260,6 +261,47 @@ print(time.perf_counter() - began)
 """
 
 
+ENCODE = """
+import sys, time
+from dear.utils.parallel import let_waiting_threads_sleep
+if sys.argv[1] == "keep":
+    let_waiting_threads_sleep()
+import torch
+import dear
+clip = dear.load(sys.argv[2])
+pixels = torch.randn(16, 3, clip.config.vision.image_size, clip.config.vision.image_size)
+with torch.no_grad():
+    clip.encode_image(pixels)
+    began = time.perf_counter()
+    for _ in range(20):
+        clip.encode_image(pixels)
+print(time.perf_counter() - began)
+"""
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """Beside as many programs that never wait as there are cores, of another user as it were."""
+    command = [sys.executable, "-c", "while True: pass"]
+    programs = [subprocess.Popen(command, start_new_session=True) for _ in range(usable_cores())]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+def sharing_rows(backbone: str, repeats: int) -> list[Any]:
+    """Rows for image features with all cores, alone and beside other programs, in waiting time."""
+    mechanism = "waiting threads sleep soon"
+    alone = {"work": "image features, all cores", "batch": 16, "classes": 0}
+    rows = process_rows(alone, mechanism, ENCODE, 20, repeats, backbone)
+    with busy_cores():
+        shared = {**alone, "work": "image features beside other programs"}
+        return rows + process_rows(shared, mechanism, ENCODE, 20, repeats, backbone)
+
+
 def memory_rows(files: list[Path], repeats: int) -> list[Any]:
     """Rows for reading files for the decoder of a GPU."""
     work = {"work": "JPEG files to memory", "batch": 0, "classes": 0}
@@ -332,6 +374,7 @@ def main() -> None:
                 note(rows_of(works, 1, {"work": "load a run", **where}, 5, **timing))
             note(memory_rows(files, 3))
             note(fit_rows(3))
+            note(sharing_rows(options.backbone, 5))
         where = {"work": "image files to features", "batch": 0, "classes": 0}
         note(rows_of(reading_ways(clip, files), len(files), where, 5, warm_up=1, clock=timer))
 

@@ -62,6 +62,23 @@ def test_it_reaches_a_pytorch_that_is_imported_later() -> None:
     assert done.stdout.split()[-1] == "1"
 
 
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "30000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
+)
+def test_waiting_threads_sleep_soon_unless_the_user_has_settings(given, spins) -> None:
+    code = (
+        "import os, sys; sys.argv = ['dear', '--version']\n"
+        "from dear.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print('torch' in sys.modules, os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    others = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env={**others, **given}, check=True)
+    assert done.stdout.split()[-2:] == ["False", spins]
+
+
 def test_zero_threads_are_refused() -> None:
     assert CliRunner().invoke(build_app(), ["predict", "run", "a.jpg", "--threads", "0"]).exit_code == 2
 

@@ -60,8 +60,10 @@ def main() -> None:
     try:
         from dear.cli.hints import error_message
         from dear.errors import DearError
+        from dear.utils.parallel import let_waiting_threads_sleep
         from dear.utils.text import escape_control
 
+        let_waiting_threads_sleep()
         first = sys.argv[1] if len(sys.argv) > 1 else "--help"
         app = build_app(first if first in COMMANDS else None, summary=first in ("-h", "--help"))
         _print_log()
