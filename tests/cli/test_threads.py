@@ -48,35 +48,40 @@ def test_it_changes_the_threads_of_this_process(monkeypatch: pytest.MonkeyPatch)
         torch.set_num_threads(before)
 
 
-def test_it_reaches_a_pytorch_that_is_imported_later() -> None:
+def after_main(*arguments: str, show: str, environment: dict[str, str]) -> list[str]:
+    """The words that a process prints of `show` after it ran the command."""
     code = (
-        "import sys; sys.argv = ['dear', 'predict', 'none', 'a.jpg', '--threads', '1']\n"
+        f"import os, sys; sys.argv = {['dear', *arguments]}\n"
         "from dear.cli import main\n"
         "try: main()\nexcept SystemExit: pass\n"
-        "import torch; print(torch.get_num_threads())"
+        "assert 'torch' not in sys.modules  # which would have read its settings too early\n"
+        f"import torch; print({show})"
     )
-    environment = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout.split()
+
+
+def without(*names: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in names}
+
+
+def test_it_reaches_a_pytorch_that_is_imported_later() -> None:
+    environment = without("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    shown = after_main(
+        "predict", "none", "a.jpg", "--threads", "1", show="torch.get_num_threads()", environment=environment
     )
-    assert done.stdout.split()[-1] == "1"
+    assert shown[-1] == "1"
 
 
 @pytest.mark.parametrize(
     ("given", "spins"),
     [({}, "30000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
 )
-def test_waiting_threads_sleep_soon_unless_the_user_has_settings(given, spins) -> None:
-    code = (
-        "import os, sys; sys.argv = ['dear', '--version']\n"
-        "from dear.cli import main\n"
-        "try: main()\nexcept SystemExit: pass\n"
-        "print('torch' in sys.modules, os.environ.get('GOMP_SPINCOUNT'))"
+def test_waiting_threads_sleep_soon_unless_the_user_decides(given, spins) -> None:
+    environment = without("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") | given
+    assert (
+        after_main("--version", show="os.environ.get('GOMP_SPINCOUNT')", environment=environment)[-1] == spins
     )
-    others = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env={**others, **given}, check=True)
-    assert done.stdout.split()[-2:] == ["False", spins]
 
 
 def test_zero_threads_are_refused() -> None:
