@@ -74,11 +74,11 @@ def test_it_reaches_a_pytorch_that_is_imported_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "spins"),
+    ("settings", "spins"),
     [({}, "30000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
 )
-def test_waiting_threads_sleep_soon_unless_the_user_decides(given, spins) -> None:
-    environment = without("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") | given
+def test_openmp_spins_less_unless_the_user_set_it(settings, spins) -> None:
+    environment = without("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") | settings
     assert (
         after_main("--version", show="os.environ.get('GOMP_SPINCOUNT')", environment=environment)[-1] == spins
     )

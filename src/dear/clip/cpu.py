@@ -30,16 +30,14 @@ Layer = tuple[Tensor, Tensor | None]  #: weight [outputs, inputs] and bias [outp
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The product x W^T + b on any device: [..., inputs] -> [..., outputs]."""
-    if _is_for_onednn(x, weight):
+    if uses_onednn(x, weight):
         return _by_onednn(x, (weight, bias))
     return F.linear(x, weight, bias)
 
 
-def mlp(x: Tensor, up: Layer, activation: Callable[[Tensor], Tensor], down: Layer) -> Tensor:
-    """Two layers around an activation (QuickGELU or GELU) on any device: [..., inputs] -> [..., outputs]."""
-    if _is_for_onednn(x, up[0]):
-        return _by_onednn(x, up, activation, down)  # without converting what is between them
-    return F.linear(activation(F.linear(x, *up)), *down)
+def mlp_by_onednn(x: Tensor, up: Layer, activation: Callable[[Tensor], Tensor], down: Layer) -> Tensor:
+    """Two layers around QuickGELU or GELU without converting what is between them, where `uses_onednn`."""
+    return _by_onednn(x, up, activation, down)
 
 
 def _by_onednn(x: Tensor, *steps: Layer | Callable[[Tensor], Tensor]) -> Tensor:
@@ -65,8 +63,8 @@ def _dense(bias: Tensor | None) -> Tensor | None:
 def _padded(rows: int) -> int:
     """The number of rows to compute: the first few numbers of a process as they are, others rounded up.
 
-    oneDNN keeps half a megabyte for each number that it has seen. The product of a row is the same with any
-    number from 8 on.
+    oneDNN keeps half a megabyte for each number that it has seen. From 8 rows on, the product of a row had
+    the same bits with every number of rows that was tried.
     """
     if rows in _exact:
         return rows
@@ -86,7 +84,8 @@ def _rounded(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
+def uses_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN computes x W^T: on a CPU, in float32, without gradient, if that is faster."""
     return (
         x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dear.clip.config import TowerConfig
-from dear.clip.cpu import linear, mlp
+from dear.clip.cpu import linear, mlp_by_onednn, uses_onednn
 from dear.clip.edit import BlockMask, Edit, LayerEdit, LowRank, Record, insert_tokens
 from dear.clip.gpu import run_by_kernels
 from dear.clip.rotary import RotaryAngles
@@ -271,10 +271,13 @@ class MLP(nn.Module):
         """[..., D] -> [..., D]."""
         up, down = self.up, self.down
         x = x.to(up.weight.dtype)
-        if self.activation == "gelu_tanh":  # which oneDNN does not have
-            out: Tensor = down(activate(up(x), self.activation))
-            return out
-        return mlp(x, (up.weight, up.bias), lambda h: activate(h, self.activation), (down.weight, down.bias))
+        known = type(up) is type(down) is Linear  # not replaced, as for LoRA by another library
+        if known and self.activation != "gelu_tanh" and uses_onednn(x, up.weight):  # it has no tanh
+            return mlp_by_onednn(
+                x, (up.weight, up.bias), lambda h: activate(h, self.activation), (down.weight, down.bias)
+            )
+        out: Tensor = down(activate(up(x), self.activation))
+        return out
 
 
 class Block(nn.Module):

@@ -106,7 +106,7 @@ def _random_numbers_survive() -> Iterator[None]:
         renewed.set_state(before)
         generator.graphsafe_set_state(renewed.graphsafe_get_state())
         first = error.__context__
-        raise (first if isinstance(first, RuntimeError) else error) from None
+        raise (first if isinstance(first, RuntimeError | KeyboardInterrupt) else error) from None
 
 
 class Recorder:
